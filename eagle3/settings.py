@@ -1,0 +1,49 @@
+"""Strict settings: the base of every settings model, and the reading of plain values into one.
+
+A component's settings stand beside the component; this file knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from eagle3.errors import HarnessError
+
+
+class Settings(BaseModel):
+    """Frozen, strict and closed: an unknown key or a wrong type is an error when it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def read_settings(model: type[SettingsT], values: Mapping[str, Any], *, where: str) -> SettingsT:
+    """Makes `model` out of plain values.
+
+    Args:
+        where: file and section the values come from, for the error.
+
+    Raises:
+        HarnessError: names file and key, the rule and the value received, for every bad key.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"]) or "(section)"
+            rule = item["msg"]
+            if item["type"] == "extra_forbidden":
+                rule = f"unknown key; known: {', '.join(sorted(model.model_fields))}"
+            problems.append(f"{key} = {item['input']!r}: {rule}")
+        raise HarnessError(
+            "settings cannot be used",
+            where=where,
+            rule="\n        ".join(problems),
+            fix="correct the named keys",
+        ) from None
