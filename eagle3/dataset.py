@@ -1,0 +1,349 @@
+"""Hidden states of a verifier on disk: one folder of large shards, written once, memory-mapped.
+
+A folder holds `meta.json` (what the states are), `index.jsonl` (one line a shard: file, checksum
+and its documents) and `shard-00000.safetensors` and so on. Rows are unshifted: row t belongs to
+token t. Knows nothing of what made the states, nor of how training pairs rows with targets.
+
+Shape suffixes: N rows of a shard, T rows of a document, n aux layers, H hidden size, D documents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+
+from eagle3.errors import HarnessError
+from eagle3.settings import Settings, read_settings
+from eagle3.shardfile import read_tensors, write_tensors
+from eagle3.workspace import digest_file, write_json
+
+SCHEMA_VERSION = 1
+_DRAFT = "writing.json"  # what an unfinished folder is going to be
+
+
+class StatesMeta(Settings):
+    """What a folder of states holds. The last three counts are filled in when it is finished.
+
+    `aux_layers` are post-layer indices: k is the output of decoder layer k, its residual added
+    (transformers' `hidden_states[k + 1]`). `final_hidden` says whether `final` went through the
+    verifier's last norm: the wrong belief trains against wrong targets without any error.
+    """
+
+    schema_version: Literal[1] = 1
+    verifier: str
+    config_hash: str
+    revision: str | None = None
+    engine: str
+    engine_version: str
+    aux_layers: list[int] = Field(min_length=1)
+    final_hidden: Literal["pre_norm", "post_norm"]
+    dtype: Literal["bfloat16", "float16", "float32"]
+    codec: Literal["none"] = "none"
+    hidden_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    rows: int = 0
+    documents: int = 0
+    supervised: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One sample. Read from a dataset, its tensors are views of the memory-mapped shard.
+
+    Attributes:
+        token_ids: i32[T].
+        loss_mask: u8[T], 1 where the token is supervised.
+        aux: [T, n, H], in the order of `StatesMeta.aux_layers`, dtype `StatesMeta.dtype`.
+        final: [T, H], dtype `StatesMeta.dtype`.
+        verifier_top1: i32[T], argmax over the full vocabulary of the verifier's logits at row t.
+        verifier_lse: f32[T], log-sum-exp over the full vocabulary of the same logits.
+    """
+
+    id: str
+    source: str
+    token_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    aux: torch.Tensor
+    final: torch.Tensor
+    verifier_top1: torch.Tensor
+    verifier_lse: torch.Tensor
+
+
+class VerifierIdentity(Protocol):
+    """The part of a verifier head's config that states are checked against."""
+
+    @property
+    def verifier(self) -> str: ...
+    @property
+    def config_hash(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+
+
+# Wide elements first, so that every tensor starts at a multiple of its element size.
+_ROWS = ("verifier_lse", "verifier_top1", "token_ids", "aux", "final", "loss_mask")
+assert set(_ROWS) == {field.name for field in fields(Document)} - {"id", "source"}
+
+
+class ShardWriter:
+    """Writes documents into shards. Killed at any moment, a new writer goes on where it was.
+
+    A shard is written under another name, flushed to disk and renamed, and only then listed in
+    `index.jsonl`: what the index lists is complete. With the same documents added in the same order
+    (those in `done` left out), the folder ends up with the same bytes as without an interruption.
+    `meta.json` appears last.
+
+    Args:
+        folder: made if missing; leftovers of a killed writer in it are taken up or deleted.
+        meta: counts left at 0.
+        shard_bytes: a shard is closed when its documents reach this size. Its documents are held in
+            memory until then.
+
+    Raises:
+        HarnessError: the folder holds states of another meta.
+    """
+
+    def __init__(self, folder: Path, meta: StatesMeta, shard_bytes: int = 2 << 30) -> None:
+        self._folder = folder
+        self._meta = meta
+        self._shard_bytes = shard_bytes
+        self._pending: list[Document] = []
+        self._pending_bytes = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = meta.model_dump(mode="json")
+        draft = folder / _DRAFT
+        if draft.exists():
+            found = json.loads(draft.read_text())
+            if found != wanted:
+                differing = sorted(key for key in wanted if found.get(key) != wanted[key])
+                raise HarnessError(
+                    "an unfinished folder holds states of another kind",
+                    where=folder,
+                    rule="states of one folder have one origin",
+                    got=f"differs in {', '.join(differing)}",
+                    fix="delete the folder",
+                )
+        else:
+            write_json(draft, wanted)
+        self._shards = self._recover()
+
+    @property
+    def done(self) -> set[str]:
+        """Ids of documents in finished shards."""
+        return {item["id"] for shard in self._shards for item in shard["documents"]}
+
+    def add(self, document: Document) -> None:
+        """Takes a document; writes a shard when enough have come together.
+
+        Raises:
+            HarnessError: names the sample whose tensors disagree in length, shape or dtype with the
+                meta, or hold a NaN or infinity.
+        """
+        _check(document, self._meta)
+        self._pending.append(document)
+        self._pending_bytes += sum(getattr(document, name).nbytes for name in _ROWS)
+        if self._pending_bytes >= self._shard_bytes:
+            self._flush()
+
+    def finish(self) -> StatesMeta:
+        """Writes what is left and `meta.json`: the folder is complete. Returns the filled meta."""
+        self._flush()
+        if not self._shards:
+            raise HarnessError("no document to write", where=self._folder)
+        meta = self._meta.model_copy(
+            update={
+                "rows": sum(shard["rows"] for shard in self._shards),
+                "documents": sum(len(shard["documents"]) for shard in self._shards),
+                "supervised": sum(shard["supervised"] for shard in self._shards),
+            }
+        )
+        write_json(self._folder / "meta.json", meta.model_dump(mode="json"))
+        (self._folder / _DRAFT).unlink(missing_ok=True)
+        return meta
+
+    def _recover(self) -> list[dict[str, Any]]:
+        """Shards that are safely on disk. What else lies about goes, torn index lines too."""
+        index = self._folder / "index.jsonl"
+        kept: list[dict[str, Any]] = []
+        for line in index.read_bytes().splitlines(keepends=True) if index.exists() else []:
+            if not line.endswith(b"\n"):
+                break
+            shard = json.loads(line)
+            file = self._folder / shard["file"]
+            if not file.exists() or file.stat().st_size != shard["bytes"]:
+                break
+            kept.append(shard)
+        with index.open("wb") as file:
+            file.writelines(_line(shard) for shard in kept)
+            os.fsync(file.fileno())
+        known = {shard["file"] for shard in kept}
+        for path in self._folder.glob("shard-*"):
+            if path.name not in known:
+                path.unlink()
+        return kept
+
+    def _flush(self) -> None:
+        documents, self._pending, self._pending_bytes = self._pending, [], 0
+        if not documents:
+            return
+        lengths = [len(document.token_ids) for document in documents]
+        offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        name = f"shard-{len(self._shards):05d}.safetensors"
+        parts: dict[str, Sequence[torch.Tensor]] = {"document": [offsets]}
+        parts |= {row: [getattr(document, row) for document in documents] for row in _ROWS}
+        sha256, size = write_tensors(self._folder / name, parts)
+        shard = {
+            "file": name,
+            "sha256": sha256,
+            "bytes": size,
+            "rows": sum(lengths),
+            "supervised": sum(int(document.loss_mask.sum()) for document in documents),
+            "documents": [
+                {"id": document.id, "source": document.source, "length": length}
+                for document, length in zip(documents, lengths, strict=True)
+            ],
+        }
+        with (self._folder / "index.jsonl").open("ab") as file:
+            file.write(_line(shard))
+            file.flush()
+            os.fsync(file.fileno())
+        self._shards.append(shard)
+
+
+class StatesDataset(Sequence[Document]):
+    """A finished folder of states. Documents are views of memory-mapped shards, never copies."""
+
+    def __init__(self, folder: Path, meta: StatesMeta, shards: Iterable[dict[str, Any]]) -> None:
+        self.folder = folder
+        self.meta = meta
+        self._shards = list(shards)
+        self._place: list[tuple[int, int, int]] = []  # shard, first row, row after the last
+        self.ids: list[str] = []
+        self.sources: list[str] = []
+        self.lengths: list[int] = []
+        for number, shard in enumerate(self._shards):
+            start = 0
+            for item in shard["documents"]:
+                self._place.append((number, start, start + item["length"]))
+                start += item["length"]
+                self.ids.append(item["id"])
+                self.sources.append(item["source"])
+                self.lengths.append(item["length"])
+        self._open: dict[int, dict[str, torch.Tensor]] = {}
+
+    @classmethod
+    def open(cls, folder: Path, verify: bool = False) -> StatesDataset:
+        """Opens a finished folder.
+
+        Args:
+            verify: also read every shard and compare its checksum.
+
+        Raises:
+            HarnessError: the folder is unfinished, a shard is missing, of another size, or (with
+                `verify`) of another content than when it was written.
+        """
+        path = folder / "meta.json"
+        if not path.exists():
+            raise HarnessError(
+                "no finished folder of hidden states", where=folder, rule="meta.json is there",
+                fix="run the extract stage (to the end)",
+            )  # fmt: skip
+        meta = read_settings(StatesMeta, json.loads(path.read_text()), where=str(path))
+        index = folder / "index.jsonl"
+        shards = [json.loads(line) for line in index.read_text().splitlines()]
+        if sum(len(shard["documents"]) for shard in shards) != meta.documents:
+            raise HarnessError(
+                "index and meta disagree", where=index, rule=f"{meta.documents} documents"
+            )
+        for shard in shards:
+            file = folder / shard["file"]
+            size = file.stat().st_size if file.exists() else None
+            if size != shard["bytes"]:
+                raise HarnessError(
+                    "a shard is missing or damaged", where=file, rule=f"{shard['bytes']} bytes",
+                    got="no file" if size is None else f"{size} bytes", fix="extract again",
+                )  # fmt: skip
+            if verify and (found := digest_file(file)) != shard["sha256"]:
+                raise HarnessError(
+                    "a shard's content has changed since it was written", where=file,
+                    rule=f"sha256 {shard['sha256']}", got=found, fix="extract again",
+                )  # fmt: skip
+        return cls(folder, meta, shards)
+
+    def check(self, verifier: VerifierIdentity) -> None:
+        """Raises:
+        HarnessError: the states were made by another verifier than this one.
+        """
+        for name in ("config_hash", "hidden_size", "vocab_size"):
+            ours, theirs = getattr(self.meta, name), getattr(verifier, name)
+            if ours != theirs:
+                raise HarnessError(
+                    "hidden states and verifier do not belong together",
+                    where=f"{self.folder} ({self.meta.verifier}) and {verifier.verifier}",
+                    rule=f"{name} is {theirs}", got=ours,
+                    fix="extract states with this verifier",
+                )  # fmt: skip
+        if max(self.meta.aux_layers) >= verifier.num_hidden_layers:
+            raise HarnessError(
+                "states of a layer that the verifier does not have", where=self.folder,
+                rule=f"below {verifier.num_hidden_layers}", got=self.meta.aux_layers,
+            )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __getitem__(self, index: int) -> Document:  # type: ignore[override]
+        number, start, end = self._place[index]
+        if number not in self._open:
+            self._open[number] = read_tensors(self.folder / self._shards[number]["file"])
+        tensors = self._open[number]
+        rows = {name: tensors[name][start:end] for name in _ROWS}
+        return Document(id=self.ids[index], source=self.sources[index], **rows)
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[index] for index in range(len(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loader process maps the shards itself; pickled tensors would travel as copies.
+        return {**self.__dict__, "_open": {}}
+
+
+def _line(shard: dict[str, Any]) -> bytes:
+    return json.dumps(shard).encode() + b"\n"
+
+
+def _check(document: Document, meta: StatesMeta) -> None:
+    rows, states = len(document.token_ids), getattr(torch, meta.dtype)
+    wide = (rows, len(meta.aux_layers), meta.hidden_size)
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "token_ids": ((rows,), torch.int32),
+        "loss_mask": ((rows,), torch.uint8),
+        "aux": (wide, states),
+        "final": ((rows, meta.hidden_size), states),
+        "verifier_top1": ((rows,), torch.int32),
+        "verifier_lse": ((rows,), torch.float32),
+    }
+    for name, (shape, dtype) in expected.items():
+        tensor: torch.Tensor = getattr(document, name)
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise HarnessError(
+                f"{name} does not fit the sample's tokens", where=f"sample {document.id}",
+                rule=f"{dtype} {list(shape)}", got=f"{tensor.dtype} {list(tensor.shape)}",
+                fix="the engine dropped or added rows: a prefix cache or chunked prefill",
+            )  # fmt: skip
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise HarnessError(
+                f"{name} holds a NaN or infinity", where=f"sample {document.id}",
+                fix="extract in a wider dtype, or leave the sample out",
+            )  # fmt: skip
