@@ -1,0 +1,81 @@
+"""Which first-party files a module's code comes from, found without importing anything.
+
+Used for two things that must agree: a working folder's key (other code never resumes this code's
+work) and the test that holds dvc.yaml's deps against the real imports.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+FIRST_PARTY = ("eagle3", "stages", "experiments")
+
+# Code that cannot change a stage's results: an edit reruns nothing.
+WITHOUT_EFFECT = (
+    "eagle3/__init__.py",
+    "eagle3/errors.py",
+    "eagle3/settings.py",
+    "eagle3/tracking.py",
+    "eagle3/workspace.py",
+    "stages/__init__.py",
+    "stages/closure.py",
+    "stages/params.py",
+    "stages/provenance.py",
+    "stages/runner.py",
+    "stages/sending.py",
+    "stages/tracking.py",
+)
+
+
+def _file_of(root: Path, module: str) -> Path | None:
+    base = root / Path(*module.split("."))
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _imported(path: Path, package: list[str]) -> Iterator[str]:
+    """Dotted names that a file imports, those inside functions too, those for types only not."""
+    typing_only: set[ast.AST] = set()
+    for node in ast.walk(tree := ast.parse(path.read_text())):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typing_only.update(inner for part in node.body for inner in ast.walk(part))
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join(above + (node.module.split(".") if node.module else []))
+            yield base
+            # `from eagle3 import decode` names a module, `from eagle3.decode import f` does not.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def closure(root: Path, module: str) -> set[Path]:
+    """Files of the project, relative to `root`, that `module` imports, itself included."""
+    found: set[Path] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name.split(".")[0] not in FIRST_PARTY:
+            continue
+        path = _file_of(root, name)
+        if path is None or path.relative_to(root) in found:
+            continue
+        found.add(path.relative_to(root))
+        parts = name.split(".")
+        package = parts if path.name == "__init__.py" else parts[:-1]
+        waiting.extend(_imported(path, package))
+        # Importing a.b.c runs a/__init__.py and a/b/__init__.py too.
+        waiting.extend(".".join(parts[:n]) for n in range(1, len(parts)))
+    return found
+
+
+def code_of(root: Path, module: str) -> list[Path]:
+    """The files whose edit may change what `module` computes, relative to `root`, sorted."""
+    return sorted(p for p in closure(root, module) if p.as_posix() not in WITHOUT_EFFECT)

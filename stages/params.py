@@ -1,0 +1,175 @@
+"""Strict reading of params.yaml: the file, its sections, and overlays onto it.
+
+Read as YAML 1.2, as DVC does, so `1e-4` is a number and a key given twice is an error. What a
+section may hold is said by the settings model beside its component, never here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from eagle3.errors import HarnessError
+from eagle3.settings import SettingsT, read_settings
+
+SECTIONS = (
+    "run",
+    "verifier",
+    "sibling",
+    "prompts",
+    "regenerate",
+    "sibling_regenerate",
+    "extract",
+    "vocab",
+    "sibling_vocab",
+    "train",
+    "arms",
+    "evaluate",
+    "compare",
+    "report",
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping.
+
+    Raises:
+        HarnessError: missing, not YAML (with its line), a key twice, or not a mapping.
+    """
+    if not path.is_file():
+        raise HarnessError("settings file is missing", where=path, rule="a YAML file")
+    try:
+        value = YAML(typ="safe", pure=True).load(path.read_text())
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else path
+        raise HarnessError(
+            "settings file is not valid YAML",
+            where=where,
+            rule=getattr(error, "problem", None) or str(error),
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise HarnessError(
+            "settings file is not a mapping",
+            where=path,
+            rule="key: value",
+            got=type(value).__name__,
+        )
+    return value
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """params.yaml as plain values, its top-level sections checked.
+
+    Raises:
+        HarnessError: as `read_yaml`, or a section that nothing reads.
+    """
+    params = read_yaml(path)
+    if unknown := [name for name in params if name not in SECTIONS]:
+        raise HarnessError(
+            "settings file has a section that nothing reads",
+            where=path,
+            rule=f"sections: {', '.join(SECTIONS)}",
+            got=", ".join(map(str, unknown)),
+            fix="correct the name or remove the section",
+        )
+    return params
+
+
+def section_values(params: Mapping[str, Any], key: str, *, where: Path) -> dict[str, Any]:
+    """The mapping under a dotted key.
+
+    Raises:
+        HarnessError: no such key, or it is not a mapping.
+    """
+    value: Any = params
+    walked: list[str] = []
+    for part in key.split("."):
+        if part not in value:
+            raise HarnessError(
+                "settings file lacks a section",
+                where=where,
+                rule=f"known under {'.'.join(walked) or 'the top'}: {', '.join(map(str, value))}",
+                got=key,
+            )
+        walked.append(part)
+        value = value[part]
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise HarnessError(
+                "settings cannot be used",
+                where=f"{where}, {'.'.join(walked)}",
+                rule="a mapping of keys to values",
+                got=repr(value),
+            )
+    return value
+
+
+def read_section(path: Path, model: type[SettingsT], key: str) -> SettingsT:
+    """One section of a params file, as its settings model.
+
+    Args:
+        key: the section's name; dotted for one inside another, `"arms.scratch"`.
+
+    Raises:
+        HarnessError: names file, key, value and rule.
+    """
+    values = section_values(read_params(path), key, where=path)
+    return read_settings(model, values, where=f"{path}, {key}")
+
+
+def overlaid(
+    base: Mapping[str, Any], overlay: Mapping[str, Any], *, where: Path, free: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`base` with the values of `overlay`, mapping by mapping; other values, lists too, replace.
+
+    A null removes a key of a free mapping. Keys that `base` lacks are an error, except under the
+    dotted names in `free` (mappings whose keys are the user's own, such as `arms`).
+
+    Raises:
+        HarnessError: a key that `base` does not know, or a value where a mapping stands.
+    """
+
+    def merge(old: Any, new: Any, name: str) -> Any:
+        if not isinstance(old, Mapping):
+            return new
+        if not isinstance(new, Mapping):
+            raise HarnessError(
+                "overlay has a value where a mapping stands", where=f"{where}, {name}", got=new
+            )
+        merged = dict(old)
+        for key, value in new.items():
+            dotted = f"{name}.{key}" if name else str(key)
+            if key in old and not (name in free and value is None):
+                merged[key] = merge(old[key], value, dotted)
+            elif name in free and value is None:
+                merged.pop(key, None)
+            elif any(name == f or name.startswith(f"{f}.") for f in free):
+                merged[key] = value
+            else:
+                raise HarnessError(
+                    "overlay names a key that params.yaml does not have",
+                    where=f"{where}, {dotted}",
+                    rule=f"known here: {', '.join(map(str, old))}",
+                    fix="correct the key; a new one belongs into params.yaml first",
+                )
+        return merged
+
+    return merge(base, overlay, "")
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """YAML text, keys in the order given."""
+    text = io.StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(dict(values), text)
+    return text.getvalue()

@@ -1,0 +1,181 @@
+"""What all stages share: arguments, settings, threads, working folder, tracking, provenance.
+
+A stage file has a `main(stage, args)` and calls `run_stage`. Knows nothing of any one stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from eagle3.errors import HarnessError
+from eagle3.settings import Settings, SettingsT
+from eagle3.workspace import digest, digest_file, work_folder, write_json
+from stages import provenance
+from stages.closure import code_of
+from stages.params import read_section
+
+if TYPE_CHECKING:
+    from stages.tracking import MlflowTracker
+
+QUIET = ("alembic", "mlflow", "httpx", "urllib3", "matplotlib", "filelock", "datasets")
+
+
+class RunSettings(Settings):
+    """How every stage runs.
+
+    `threads` is pinned because sums on another number of threads round differently.
+    """
+
+    threads: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    device: str
+
+
+class Stage:
+    """One stage's run: what it may ask for, and what it leaves in provenance."""
+
+    def __init__(self, name: str, module: str, root: Path) -> None:
+        self.name = name
+        self.module = module
+        self.root = root
+        self.params_path = root / "params.yaml"
+        self.notes: dict[str, Any] = {}
+        self.trackers: list[MlflowTracker] = []
+        self.tags: dict[str, str] = {}
+        self._work_key: str | None = None
+
+    def section(self, model: type[SettingsT], key: str) -> SettingsT:
+        """A section of params.yaml; dotted for one inside another, `"arms.scratch"`.
+
+        Raises:
+            HarnessError: names file, key, value and rule.
+        """
+        return read_section(self.params_path, model, key)
+
+    @property
+    def run(self) -> RunSettings:
+        """Threads, seed and device."""
+        return self.section(RunSettings, "run")
+
+    @contextlib.contextmanager
+    def work(self, key: Mapping[str, Any]) -> Iterator[Path]:
+        """A folder that a killed run of the same work finds again; deleted when the block succeeds.
+
+        Args:
+            key: all that the work depends on besides code: settings and digests of the inputs. The
+                digest of the stage's own code is added here.
+        """
+        code = {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
+        full = {**key, "code": code}
+        self._work_key = digest({"stage": self.name, **full})
+        with work_folder(self.root, self.name, full) as folder:
+            yield folder
+
+    def tracker(self, run_name: str, tags: Mapping[str, str] | None = None) -> MlflowTracker:
+        """A run in MLflow, behind a journal; closed when the stage ends.
+
+        Opened inside `work`, it takes up the run of a killed stage with the same key.
+        """
+        from stages.tracking import MlflowTracker, journal_root, resolve_store
+
+        made = MlflowTracker(
+            resolve_store(self.root),
+            journal_root(self.root),
+            run_name=run_name,
+            resume_key=self._work_key and f"{self.name}-{run_name}-{self._work_key[:16]}",
+            tags={**self.tags, **(tags or {})},
+        )
+        self.trackers.append(made)
+        return made
+
+    def note(self, key: str, value: object) -> None:
+        """Adds a JSON value to provenance, under `notes`."""
+        self.notes[key] = value
+
+
+def set_threads(threads: int) -> None:
+    """Pins the threads of numerical libraries, loaded already or not yet."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def set_logging() -> None:
+    """Progress to stderr, without the small talk of libraries."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _finish(stage: Stage, status: str) -> list[dict[str, str | None]]:
+    return [tracker.close(status) for tracker in stage.trackers]
+
+
+def run_stage(
+    name: str,
+    main: Callable[[Stage, argparse.Namespace], None],
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    argv: list[str] | None = None,
+) -> None:
+    """Runs a stage as a program in the project's root (the current folder).
+
+    Exits with 2 and one message for a `HarnessError`. Writes provenance only on success.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m stages.{name}")
+    parser.add_argument("--name", default=name, help="name of the DVC stage, its @item included")
+    parser.add_argument("--provenance", type=Path, help="default: provenance/<name>.json")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    stage = Stage(args.name, f"stages.{name}", Path.cwd())
+    set_logging()
+    started = time.time()
+    try:
+        threads = stage.run.threads
+        set_threads(threads)
+        about = provenance.describe(stage.root, threads=threads)
+        inputs = provenance.input_digests(stage.root, vars(args).values())
+        stage.tags = {
+            "dvc_stage": stage.name,
+            "mlflow.source.name": about["command"],
+            "mlflow.source.git.commit": about["commit"] or "none",
+            "git_dirty": str(about["dirty"]).lower(),
+            **{f"data.{path}": value for path, value in inputs.items()},
+        }
+        main(stage, args)
+    except HarnessError as error:
+        _finish(stage, "FAILED")
+        print(f"{stage.name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BaseException as error:
+        _finish(stage, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+    runs = _finish(stage, "FINISHED")
+    write_json(
+        args.provenance or stage.root / "provenance" / f"{stage.name}.json",
+        {
+            "stage": stage.name,
+            "seconds": round(time.time() - started, 3),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            **about,
+            "torch": provenance.torch_build(),
+            "inputs": inputs,
+            "mlflow_runs": runs,
+            "notes": stage.notes,
+        },
+    )
