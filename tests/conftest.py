@@ -1,0 +1,38 @@
+"""Fixtures that every test may use: tiny random verifiers, one thread, no telemetry, no store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before torch: tests run beside each other on few cores, and sums must not depend on how many.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["DO_NOT_TRACK"] = "true"
+os.environ["HF_HUB_OFFLINE"] = "1"
+# A test never writes into the store of the person who runs it.
+for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "DVC_ROOT"):
+    os.environ.pop(_name, None)
+
+import pytest
+
+from tests.tiny import make_tiny_verifier
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """The repository these tests belong to."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-like verifier with lm_head tied to the embedding. Shared: don't write into it."""
+    return make_tiny_verifier(tmp_path_factory.mktemp("verifier") / "tied", tied=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_verifier_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with an lm_head of its own. Shared: don't write into it."""
+    return make_tiny_verifier(tmp_path_factory.mktemp("verifier") / "untied", tied=False, seed=1)
