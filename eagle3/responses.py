@@ -102,3 +102,22 @@ def _check(response: Response, where: str, vocab_size: int, max_length: int | No
                 rule=f"ascending runs [start, end) within {length} tokens",
             )  # fmt: skip
         last = end
+
+
+def read_splits(
+    folder: Path, *, vocab_size: int, max_length: int | None = None
+) -> dict[str, list[Response]]:
+    """Every `<split>.jsonl` in a folder by split, in the order of names.
+
+    Raises:
+        HarnessError: as `read_responses`, or there is no such file.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise HarnessError(
+            "no responses", where=folder, rule="files <split>.jsonl", fix="run the regenerate stage"
+        )
+    return {
+        path.stem: read_responses(path, vocab_size=vocab_size, max_length=max_length)
+        for path in paths
+    }
