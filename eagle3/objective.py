@@ -1,0 +1,137 @@
+"""The training objective: the verifier's distribution, learnt at every TTT step.
+
+Joins what a row is asked for (`packing`), what the drafter answers (`ttt`) and how far that is off
+(`loss`). Knows nothing of optimizers or of files.
+
+Legend: N packed rows, R active rows, D draft vocabulary, G verifier hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from eagle3.drafter import Drafter
+from eagle3.loss import TargetHead, soft_cross_entropy, soft_targets
+from eagle3.packing import Batch, measured_rows, supervised_rows
+from eagle3.settings import Settings
+from eagle3.ttt import cast_weights, ttt_steps
+from eagle3.vocab import DraftVocabulary
+
+
+class ObjectiveSettings(Settings):
+    """What is learnt.
+
+    ttt_steps: how many of its own outputs the drafter is trained on.
+    step_decay: step k weighs step_decay**k (speculators 1.0; EAGLE, SpecForge and TorchSpec 0.8).
+    outside_rows: what happens in the loss to rows whose verifier argmax lies outside the draft
+        vocabulary. Accuracies count them as misses either way.
+    """
+
+    ttt_steps: int = Field(3, ge=1, le=16)
+    step_decay: float = Field(1.0, gt=0.0, le=1.0)
+    outside_rows: Literal["keep", "drop"] = "keep"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one batch.
+
+    Attributes:
+        loss: what to differentiate: the weighted sum over steps of each step's mean over rows.
+        losses: per step, mean cross-entropy in nats over its supervised rows (0 where none).
+        divergences: per step, the same less the verifier's own entropy: the KL divergence.
+        rows: per step, the number of supervised rows.
+        hits, cumulative, measured: per step: rows whose argmax is the verifier's, rows right at
+            this step and all before, rows counted. Empty when not measured.
+    """
+
+    loss: Tensor
+    losses: list[Tensor]
+    divergences: list[Tensor]
+    rows: list[int]
+    hits: list[int]
+    cumulative: list[int]
+    measured: list[int]
+
+
+def objective(
+    drafter: Drafter,
+    batch: Batch,
+    head: TargetHead,
+    vocabulary: DraftVocabulary,
+    settings: ObjectiveSettings,
+    *,
+    dtype: torch.dtype,
+    measure: bool,
+) -> Outcome:
+    """Loss and, if wanted, accuracies of one batch at every TTT step.
+
+    Args:
+        dtype: of the computation; parameters and their gradients keep their own.
+        measure: also count right argmaxes, which costs about a tenth of the time.
+    """
+    steps = settings.ttt_steps
+    device = batch.token_ids_N.device
+    top1_N = vocabulary.draft_of.to(device)[batch.top1_N]
+    supervised = [supervised_rows(batch, step) for step in range(steps)]
+    if settings.outside_rows == "drop":
+        # The target of row t at step k stands at t+1+k.
+        inside_N = top1_N >= 0
+        supervised = [rows & _shift(inside_N, 1 + k) for k, rows in enumerate(supervised)]
+    wanted = torch.stack(supervised).any(0)
+    active_R = wanted.nonzero()[:, 0]
+    place_N = torch.full_like(batch.token_ids_N, -1)
+    place_N[active_R] = torch.arange(len(active_R), device=device)
+
+    target_rows = (
+        torch.stack([_shift(rows, -1 - step) for step, rows in enumerate(supervised)])
+        .any(0)
+        .nonzero()[:, 0]
+    )
+    target_place_N = torch.full_like(batch.token_ids_N, -1)
+    target_place_N[target_rows] = torch.arange(len(target_rows), device=device)
+
+    weights = cast_weights(drafter, dtype)
+    trained_head = drafter.lm_head.weight.requires_grad
+    targets = soft_targets(
+        batch.final_NG[target_rows].to(dtype), head, weights.head_DH.detach(), keep=trained_head
+    )
+    total = torch.zeros((), device=device)
+    outcome = Outcome(total, [], [], [], [], [], [])
+    right_N = torch.ones_like(wanted)
+    for step, out_RH in enumerate(ttt_steps(drafter, weights, batch, active_R, steps)):
+        rows = supervised[step].nonzero()[:, 0]
+        picked = target_place_N[rows + 1 + step]
+        x = out_RH if len(rows) == len(active_R) else out_RH[place_N[rows]]
+        loss, best = soft_cross_entropy(x, weights.head_DH, targets, picked, argmax=measure)
+        mean = loss / max(len(rows), 1)
+        total = total + settings.step_decay**step * mean
+        outcome.losses.append(mean.detach())
+        outcome.divergences.append(
+            mean.detach() - targets.entropy_R[picked].sum() / max(len(rows), 1)
+        )
+        outcome.rows.append(len(rows))
+        if best is not None:
+            hit_N = torch.zeros_like(wanted)
+            hit_N[rows] = best == top1_N[rows + 1 + step]
+            right_N &= hit_N
+            counted = measured_rows(batch, step)
+            outcome.hits.append(int((hit_N & counted).sum()))
+            outcome.cumulative.append(int((right_N & counted).sum()))
+            outcome.measured.append(int(counted.sum()))
+    return Outcome(total, *list(vars(outcome).values())[1:])
+
+
+def _shift(values_N: Tensor, by: int) -> Tensor:
+    """Row t holds what stands at t + by; zeros come in at the ends."""
+    out = torch.zeros_like(values_N)
+    if by >= 0:
+        out[: len(values_N) - by] = values_N[by:]
+    else:
+        out[-by:] = values_N[:by]
+    return out

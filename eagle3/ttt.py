@@ -1,0 +1,203 @@
+"""Training-time test: the drafter run on its own outputs for k steps, as when serving.
+
+Paper: EAGLE-3, https://arxiv.org/abs/2503.01840, section 3. At step 0, row t reads the embedding of
+token t+1 and the fused aux states of row t, and predicts the token at t+2. At step k its own output
+of step k-1 replaces the aux states, tokens shift by one more and positions grow by one. Its query
+sees step 0's keys up to its own row, and its own row of each later step.
+
+Two things follow and make this fast. The embedding half of queries, keys and values depends on the
+token alone, so it is computed once and read at shifted rows. And a row that no loss needs only has
+to exist as a key of step 0: with one layer, its output is never read.
+
+Legend: N packed rows, R active rows, H hidden size, G verifier hidden size, P aux layers, A heads,
+K key-value heads, E head dimension, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3.attention import ttt_attention
+from eagle3.drafter import Drafter, DrafterConfig, rms_norm, rotary, rotate
+from eagle3.packing import Batch
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The drafter's weights as one forward pass reads them, in the compute dtype.
+
+    Norm weights that stand before a projection are folded into it; projections that read the same
+    rows are one matrix. Made once a batch; gradients flow back into the drafter's parameters.
+    """
+
+    fc: Tensor
+    aux_norm: Tensor | None
+    embed_qkv: Tensor
+    hidden_qkv: Tensor
+    hidden_norm: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    norm: Tensor
+    head_DH: Tensor
+
+
+def cast_weights(drafter: Drafter, dtype: torch.dtype) -> Weights:
+    """Reads the drafter's parameters into `dtype`, differentiably."""
+    layer, size = drafter.midlayer, drafter.config.hidden_size
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    aux_norm = None
+    if drafter.config.fc_norm:
+        aux_norm = torch.stack([norm.weight for norm in drafter.fc_norm]).to(dtype)
+    elif drafter.config.norm_before_fc:
+        aux_norm = drafter.aux_norm.weight.to(dtype)
+    return Weights(
+        fc=drafter.fc.weight.to(dtype),
+        aux_norm=aux_norm,
+        embed_qkv=(qkv[:, :size] * layer.input_layernorm.weight).to(dtype),
+        hidden_qkv=(qkv[:, size:] * layer.hidden_norm.weight).to(dtype),
+        hidden_norm=layer.hidden_norm.weight.to(dtype),
+        output=attention.o_proj.weight.to(dtype),
+        gate_up=(gate_up * layer.post_attention_layernorm.weight).to(dtype),
+        down=mlp.down_proj.weight.to(dtype),
+        norm=drafter.norm.weight.to(dtype),
+        head_DH=drafter.lm_head.weight.to(dtype),
+    )
+
+
+def ttt_steps(
+    drafter: Drafter, weights: Weights, batch: Batch, active_R: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """What the head reads (after `norm`), [R, H], of each TTT step in turn.
+
+    Args:
+        active_R: i64, ascending rows whose outputs are wanted. Each must have `1 + steps` rows
+            after it in the packed batch or be supervised at no step that lacks them.
+    """
+    config = drafter.config
+    eps, heads = config.rms_norm_eps, config.num_attention_heads
+    dtype = weights.fc.dtype
+    rows = len(batch.token_ids_N)
+    every = len(active_R) == rows
+    embed_NH = drafter.embed_VH[batch.token_ids_N].to(dtype)
+    embed_qkv = F.linear(unit_norm(embed_NH, eps), weights.embed_qkv)
+    fused_NH = _fuse(batch.aux_NPG.to(dtype), weights, config)
+
+    # Step 0: every row is a key; the last row of the batch has no next token and serves nobody.
+    next_rows = torch.arange(1, rows + 1, device=active_R.device).clamp_(max=rows - 1)
+    normed_NH = unit_norm(fused_NH, eps)
+    qkv = F.linear(normed_NH, weights.hidden_qkv) + embed_qkv[next_rows]
+    q, k, v = _heads(qkv, config)
+    turn = rotary(batch.positions_N, drafter.inverse_frequencies, dtype)
+    q_NAE, k_NKE = rotate(q, *turn), rotate(k, *turn)
+    keys_NAE, values_NAE = _repeat(k_NKE, heads), _repeat(v, heads)
+    rows_R = None if every else active_R
+    q_RAE = q_NAE if every else q_NAE[active_R]
+    hidden_RH = fused_NH if every else fused_NH[active_R]
+    normed_RH = normed_NH if every else normed_NH[active_R]
+    later_keys: list[Tensor] = []
+    later_values: list[Tensor] = []
+    for step in range(steps):
+        if step:
+            normed_RH = unit_norm(hidden_RH, eps)
+            shifted = (active_R + 1 + step).clamp(max=rows - 1)
+            qkv = F.linear(normed_RH, weights.hidden_qkv) + embed_qkv[shifted]
+            q, k, v = _heads(qkv, config)
+            turn = rotary(batch.positions_N[active_R] + step, drafter.inverse_frequencies, dtype)
+            q_RAE = rotate(q, *turn)
+            later_keys.append(_repeat(rotate(k, *turn), heads))
+            later_values.append(_repeat(v, heads))
+        mixed_RAE = ttt_attention(
+            q_RAE, keys_NAE, values_NAE, later_keys, later_values, rows_R, batch.spans
+        )
+        residual_RH = normed_RH * weights.hidden_norm if config.norm_before_residual else hidden_RH
+        hidden_RH = residual_RH + F.linear(mixed_RAE.flatten(1), weights.output)
+        gated = swiglu(F.linear(unit_norm(hidden_RH, eps), weights.gate_up))
+        hidden_RH = hidden_RH + F.linear(gated, weights.down)
+        normed_out = unit_norm(hidden_RH, eps) * weights.norm
+        if config.norm_output:
+            hidden_RH = normed_out
+        yield normed_out
+
+
+def _fuse(aux_NPG: Tensor, weights: Weights, config: DrafterConfig) -> Tensor:
+    if config.fc_norm and weights.aux_norm is not None:
+        aux_NPG = unit_norm(aux_NPG, config.rms_norm_eps) * weights.aux_norm
+    flat = aux_NPG.flatten(1)
+    if config.norm_before_fc and weights.aux_norm is not None:
+        flat = rms_norm(flat, weights.aux_norm, config.rms_norm_eps)
+    return F.linear(flat, weights.fc)
+
+
+def _heads(qkv: Tensor, config: DrafterConfig) -> tuple[Tensor, Tensor, Tensor]:
+    split = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    q, k, v = qkv.view(len(qkv), -1, config.head_dim).split(split, dim=1)
+    return q, k, v
+
+
+def _repeat(x_NKE: Tensor, heads: int) -> Tensor:
+    """Key-value heads once for each query head of their group: [N, A, E]."""
+    group = heads // x_NKE.shape[1]
+    if group == 1:
+        return x_NKE
+    return x_NKE[:, :, None].expand(-1, -1, group, -1).reshape(len(x_NKE), heads, -1)
+
+
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without its weight, statistics in float32 or wider."""
+    out: Tensor = _UnitNorm.apply(x, eps)
+    return out
+
+
+class _UnitNorm(torch.autograd.Function):
+    """Keeps the output and one number a row; autograd of the plain formula keeps five copies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
+        out = torch.mul(x, scale, out=torch.empty_like(x))
+        ctx.save_for_backward(out, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        out, scale = ctx.saved_tensors
+        (grad,) = grads
+        along = (grad * out).sum(-1, keepdim=True, dtype=scale.dtype).div_(out.shape[-1])
+        grad_x = torch.addcmul(grad, out, along.to(out.dtype), value=-1)
+        return torch.mul(grad_x, scale, out=grad_x), None
+
+
+def swiglu(gate_up_R2F: Tensor) -> Tensor:
+    """silu(gate) * up of the two halves, [R, F]; keeps the input alone for the backward pass."""
+    out: Tensor = _SwiGLU.apply(gate_up_R2F)
+    return out
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        (grad,) = grads
+        gate, up = gate_up.chunk(2, dim=-1)
+        out = torch.empty_like(gate_up)
+        grad_gate, grad_up = out.chunk(2, dim=-1)
+        torch.mul(F.silu(gate), grad, out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return out

@@ -1,0 +1,208 @@
+"""The fast TTT objective against the plain reference, in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tests.reference_ttt import document_logits, reference_losses
+
+from eagle3 import attention
+from eagle3.drafter import DraftCache, Drafter, DrafterConfig
+from eagle3.loss import TargetHead
+from eagle3.objective import ObjectiveSettings, objective
+from eagle3.packing import Batch, measured_rows, supervised_rows
+from eagle3.vocab import DraftVocabulary
+
+VOCAB, DRAFT, HIDDEN = 40, 23, 16
+
+
+def make_drafter(seed: int = 0, **switches: bool) -> Drafter:
+    config = DrafterConfig(
+        hidden_size=HIDDEN,
+        target_hidden_size=HIDDEN,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        vocab_size=VOCAB,
+        draft_vocab_size=DRAFT,
+        aux_layers=(0, 2, 3),
+        rms_norm_eps=1e-5,
+        rope_theta=100.0,
+        max_position_embeddings=64,
+        **switches,
+    )
+    draw = torch.Generator().manual_seed(seed)
+    drafter = Drafter(config, torch.randn(VOCAB, HIDDEN, generator=draw)).double()
+    for parameter in drafter.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw, dtype=torch.float64) * 0.4
+    target = torch.randperm(VOCAB, generator=draw)[:DRAFT].sort().values
+    drafter.d2t.copy_(target - torch.arange(DRAFT))
+    drafter.t2d[target] = True
+    return drafter
+
+
+def vocabulary_of(drafter: Drafter) -> DraftVocabulary:
+    return DraftVocabulary(d2t=drafter.d2t, t2d=drafter.t2d)
+
+
+def make_batch(lengths: list[int], masks: list[list[int]], seed: int = 1) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    ends = list(itertools.accumulate(lengths))
+    return Batch(
+        ids=tuple(str(i) for i in range(len(lengths))),
+        token_ids_N=torch.randint(VOCAB, (total,), generator=draw),
+        loss_mask_N=torch.tensor(sum(masks, [])).bool(),
+        document_N=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        positions_N=torch.cat([torch.arange(n) for n in lengths]),
+        spans=tuple((end - n, end) for n, end in zip(lengths, ends, strict=True)),
+        aux_NPG=torch.randn(total, 3, HIDDEN, generator=draw, dtype=torch.float64),
+        final_NG=torch.randn(total, HIDDEN, generator=draw, dtype=torch.float64),
+        top1_N=torch.randint(VOCAB, (total,), generator=draw),
+    )
+
+
+RAGGED = (
+    [9, 1, 2, 14],
+    [[0, 0, 1, 1, 1, 1, 1, 1, 1], [1], [0, 1], [0, 1, 1, 0, 0, 1, 1, 1] + [1] * 6],
+)
+FULL = ([6, 7], [[1] * 6, [1] * 7])
+
+
+@pytest.mark.parametrize("trained_head", [False, True])
+@pytest.mark.parametrize("lengths_masks", [RAGGED, FULL])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 7])
+def test_loss_and_gradients_are_the_reference(steps, lengths_masks, trained_head) -> None:
+    drafter, batch = make_drafter(), make_batch(*lengths_masks)
+    drafter.lm_head.weight.requires_grad_(trained_head)
+    head = TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None)
+    outcome = objective(
+        drafter,
+        batch,
+        head,
+        vocabulary_of(drafter),
+        ObjectiveSettings(ttt_steps=steps, step_decay=0.8),
+        dtype=torch.float64,
+        measure=False,
+    )
+    outcome.loss.backward()
+    fast = {name: p.grad.clone() for name, p in drafter.named_parameters() if p.grad is not None}
+    drafter.zero_grad()
+    losses, counts = reference_losses(drafter, batch, head, steps)
+    assert outcome.rows == counts
+    for mine, theirs in zip(outcome.losses, losses, strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-9, atol=1e-12)
+    sum(0.8**k * loss for k, loss in enumerate(losses)).backward()
+    slow = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+    assert fast.keys() == slow.keys()
+    assert ("lm_head.weight" in fast) == trained_head
+    for name, gradient in slow.items():
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(fast[name], gradient, rtol=1e-9, atol=1e-9 * scale, msg=name)
+
+
+@pytest.mark.parametrize(
+    "switch", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
+)
+def test_each_switch_is_the_reference(switch: str) -> None:
+    drafter, batch = make_drafter(**{switch: True}), make_batch(*RAGGED)
+    head = TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None)
+    settings = ObjectiveSettings(ttt_steps=3)
+    outcome = objective(
+        drafter, batch, head, vocabulary_of(drafter), settings, dtype=torch.float64, measure=False
+    )
+    losses, _ = reference_losses(drafter, batch, head, 3)
+    plain, _ = reference_losses(make_drafter(), batch, head, 3)
+    for mine, theirs in zip(outcome.losses, losses, strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-9, atol=0)
+    # Every switch shows from step 1 on; norm_output leaves step 0 as it is.
+    assert all(abs(a - b) > 1e-6 for a, b in zip(losses[1:], plain[1:], strict=True))
+
+
+def test_supervised_rows_by_hand() -> None:
+    # Document 0: prompt of 2, answer of 3. Document 1: prompt of 1, answer of 2, tail of 1.
+    batch = make_batch([5, 4], [[0, 0, 1, 1, 1], [0, 1, 1, 0]])
+    rows = [supervised_rows(batch, step).nonzero()[:, 0].tolist() for step in range(3)]
+    # Row 1 reads the first answer token (t+1 = 2) and is asked for the second.
+    assert rows == [[1, 2, 5, 6], [0, 1, 5], [0]]
+    counted = [measured_rows(batch, step).nonzero()[:, 0].tolist() for step in range(3)]
+    assert counted == [[1, 2, 5], [1], []]
+
+
+def test_accuracies_count_rows_outside_the_draft_vocabulary_as_misses() -> None:
+    drafter, batch = make_drafter(), make_batch(*FULL)
+    head = TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None)
+    best = []
+    for start, end in batch.spans:
+        logits = document_logits(drafter, batch.token_ids_N[start:end], batch.aux_NPG[start:end], 2)
+        best.append([drafter.target_ids(x.argmax(-1)) for x in logits])
+    inside = vocabulary_of(drafter).t2d
+    hits, cumulative, measured = [0, 0], [0, 0], [0, 0]
+    for (start, end), (first, second) in zip(batch.spans, best, strict=True):
+        for t in range(end - start - 2):
+            right = bool(first[t] == batch.top1_N[start + t + 1])
+            hits[0] += right
+            cumulative[0] += right
+            measured[0] += 1
+            if t < end - start - 3:
+                again = bool(second[t] == batch.top1_N[start + t + 2])
+                hits[1] += again
+                cumulative[1] += right and again
+                measured[1] += 1
+    # Let the drafter be right wherever it can: take its own answers as the verifier's.
+    for policy in ("keep", "drop"):
+        outcome = objective(
+            drafter,
+            batch,
+            head,
+            vocabulary_of(drafter),
+            ObjectiveSettings(ttt_steps=2, outside_rows=policy),
+            dtype=torch.float64,
+            measure=True,
+        )
+        assert (outcome.hits, outcome.cumulative, outcome.measured) == (hits, cumulative, measured)
+        outside = ~inside[batch.top1_N]
+        assert outside.any()
+        dropped = sum(int(outside[s + 1 : e - 1].sum()) for s, e in batch.spans)
+        assert outcome.rows[0] == measured[0] - (dropped if policy == "drop" else 0)
+
+
+def test_the_dense_fallback_is_the_flash_kernel() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 3, 11, 8, generator=draw).double() for _ in range(4))
+    documents = [(0, 11)]
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    out, lse = attention.causal_forward(*rows, documents)
+    dense_out, dense_lse = attention._dense_forward(q, k, v)
+    torch.testing.assert_close(out, dense_out[0].transpose(0, 1))
+    torch.testing.assert_close(lse, dense_lse[0].transpose(0, 1))
+    made = attention.causal_backward(grad[0].transpose(0, 1), *rows, out, lse, documents)
+    dense = attention._dense_backward(grad, q, k, v, dense_out, dense_lse)
+    for mine, theirs in zip(made, dense, strict=True):
+        torch.testing.assert_close(mine, theirs[0].transpose(0, 1))
+
+
+def test_cached_drafting_is_the_reference() -> None:
+    """Rows of true states, then one's own outputs: what TTT trains is what serving runs."""
+    drafter, batch = make_drafter(), make_batch([9], [[1] * 9])
+    logits = document_logits(drafter, batch.token_ids_N, batch.aux_NPG, 3)
+    t = 5
+    cache = DraftCache()
+    rows = torch.arange(t + 1)
+    with torch.no_grad():
+        out = drafter.forward_cached(
+            batch.token_ids_N[1 : t + 2], drafter.fuse(batch.aux_NPG[: t + 1]), rows, cache
+        )
+        torch.testing.assert_close(drafter.logits(out), logits[0][: t + 1].detach())
+        out = out[-1:]
+        for step in (1, 2):
+            out = drafter.forward_cached(
+                batch.token_ids_N[t + 1 + step, None], out, torch.tensor([t + step]), cache
+            )
+            torch.testing.assert_close(drafter.logits(out)[0], logits[step][t].detach())
+        assert cache.length == t + 3
+        cache.crop(t + 1)
+        assert cache.length == t + 1
