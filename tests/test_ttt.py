@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from tests.reference_ttt import document_logits, reference_losses
 
 from eagle3 import attention
 from eagle3.drafter import DraftCache, Drafter, DrafterConfig
@@ -14,6 +13,7 @@ from eagle3.loss import TargetHead
 from eagle3.objective import ObjectiveSettings, objective
 from eagle3.packing import Batch, measured_rows, supervised_rows
 from eagle3.vocab import DraftVocabulary
+from tests.reference_ttt import document_logits, reference_losses
 
 VOCAB, DRAFT, HIDDEN = 40, 23, 16
 
@@ -55,7 +55,7 @@ def make_batch(lengths: list[int], masks: list[list[int]], seed: int = 1) -> Bat
     return Batch(
         ids=tuple(str(i) for i in range(len(lengths))),
         token_ids_N=torch.randint(VOCAB, (total,), generator=draw),
-        loss_mask_N=torch.tensor(sum(masks, [])).bool(),
+        loss_mask_N=torch.tensor(list(itertools.chain(*masks))).bool(),
         document_N=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
         positions_N=torch.cat([torch.arange(n) for n in lengths]),
         spans=tuple((end - n, end) for n, end in zip(lengths, ends, strict=True)),

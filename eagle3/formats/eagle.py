@@ -1,0 +1,128 @@
+"""The config.json of an EAGLE-3 drafter as SGLang and vLLM read it.
+
+SGLang takes the layers from `eagle_config.eagle_aux_hidden_state_layer_ids`, in a convention that
+depends on the verifier's class; vLLM takes the top-level key, which counts as transformers'
+`hidden_states` do. So both are always written. What engines do not know (the layer's switches, the
+verifier) stands beside, under keys of its own, so that nobody has to guess later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eagle3.drafter import DrafterConfig
+from eagle3.errors import HarnessError
+from eagle3.settings import read_settings
+
+# Verifier classes whose SGLang code captures before layer id k, unless the first id is 1.
+RAW_LAYER_IDS = frozenset(["deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"])
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+SHARED = (
+    "hidden_size",
+    "target_hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "max_position_embeddings",
+    "hidden_act",
+)
+
+
+def sglang_layer_ids(aux_layers: Sequence[int], model_type: str) -> list[int]:
+    """Post-layer indices in SGLang's convention for a verifier class.
+
+    Raises:
+        HarnessError: layers that SGLang cannot be told for this verifier.
+    """
+    if model_type not in RAW_LAYER_IDS:
+        return list(aux_layers)
+    raw = [layer + 1 for layer in aux_layers]
+    if raw[0] == 1:
+        raise HarnessError(
+            "SGLang cannot capture the output of layer 0 first for this verifier",
+            where=f"aux layers of a {model_type} verifier",
+            rule="a first id of 1 makes SGLang add 1 to every id",
+            got=list(aux_layers),
+            fix="start with a later layer",
+        )
+    return raw
+
+
+def eagle_config(
+    config: DrafterConfig, *, verifier: str, config_hash: str, model_type: str, dtype: str
+) -> dict[str, Any]:
+    """config.json of a drafter.
+
+    Args:
+        verifier, config_hash, model_type: of the verifier it was trained for.
+        dtype: of the stored weights.
+    """
+    values = config.model_dump(mode="json")
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        **{name: values[name] for name in SHARED},
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": dtype,
+        **{name: values[name] for name in SWITCHES},
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.aux_layers],
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": sglang_layer_ids(config.aux_layers, model_type),
+        },
+        "aux_layers": list(config.aux_layers),
+        "verifier": {"name": verifier, "config_hash": config_hash, "model_type": model_type},
+    }
+
+
+def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig:
+    """The drafter that a config.json describes.
+
+    Raises:
+        HarnessError: keys missing, or no word about which layers its aux states come from.
+    """
+    if "aux_layers" in values:
+        aux_layers = tuple(values["aux_layers"])
+    elif values.get("eagle_aux_hidden_state_layer_ids"):
+        aux_layers = tuple(layer - 1 for layer in values["eagle_aux_hidden_state_layer_ids"])
+    else:
+        raise HarnessError(
+            "the drafter does not say which layers its aux hidden states come from",
+            where=where,
+            rule="aux_layers (post-layer indices) or eagle_aux_hidden_state_layer_ids",
+            fix="add aux_layers to its config.json, as it was trained",
+        )
+    missing = [
+        name
+        for name in SHARED
+        if name not in values and name not in _DEFAULTS and name != "head_dim"
+    ]
+    if missing:
+        raise HarnessError("the drafter's config lacks keys", where=where, rule=", ".join(missing))
+    shared = {name: values.get(name, _DEFAULTS.get(name)) for name in SHARED}
+    shared["head_dim"] = values.get("head_dim") or (
+        values["hidden_size"] // values["num_attention_heads"]
+    )
+    shared["target_hidden_size"] = shared["target_hidden_size"] or shared["hidden_size"]
+    switches = {name: values.get(name, False) for name in SWITCHES}
+    return read_settings(
+        DrafterConfig, {**shared, **switches, "aux_layers": aux_layers}, where=where
+    )
+
+
+_DEFAULTS: dict[str, Any] = {
+    "target_hidden_size": None,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "hidden_act": "silu",
+}

@@ -1,0 +1,202 @@
+"""What a drafter starts from: the verifier's own weights, random ones, or another drafter.
+
+Legend: D draft vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from eagle3.checkpoint import embedding, fill, fits_verifier, read_checkpoint
+from eagle3.drafter import Drafter, DrafterConfig
+from eagle3.errors import HarnessError
+from eagle3.seeding import generator
+from eagle3.settings import Settings
+from eagle3.verifier import VerifierHead
+from eagle3.vocab import DraftVocabulary
+
+log = logging.getLogger(__name__)
+
+
+class DrafterSettings(Settings):
+    """Shape of a new drafter and its first weights; None takes the verifier's value.
+
+    layer_init: the draft layer from the verifier's last layer (its embedding half from zero), or
+        random.
+    fc_init: pass the highest aux layer on at first, or random.
+    head: the verifier's rows, kept frozen; the same rows, trained; or random and trained.
+    """
+
+    intermediate_size: PositiveInt | None = None
+    num_attention_heads: PositiveInt | None = None
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    rope_theta: float | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    layer_init: Literal["verifier", "random"] = "verifier"
+    fc_init: Literal["highest", "random"] = "highest"
+    head: Literal["frozen", "trained", "random"] = "frozen"
+
+
+def head_rows(head: VerifierHead, vocabulary: DraftVocabulary) -> Tensor:
+    """The verifier's output rows of the draft vocabulary, its logit scale in them, [D, H]."""
+    return head.lm_head[vocabulary.target_ids] * head.config.logit_scale
+
+
+def new_drafter(
+    head: VerifierHead,
+    vocabulary: DraftVocabulary,
+    aux_layers: tuple[int, ...],
+    settings: DrafterSettings,
+    seed: int,
+) -> Drafter:
+    """A drafter from scratch, float32.
+
+    Raises:
+        HarnessError: the vocabulary is not of this verifier, or the settings ask for weights that
+            the verifier does not have in this shape.
+    """
+    verifier = head.config
+    _same_vocabulary(vocabulary, verifier.vocab_size)
+    config = DrafterConfig(
+        hidden_size=verifier.hidden_size,
+        target_hidden_size=verifier.hidden_size,
+        intermediate_size=settings.intermediate_size or verifier.intermediate_size,
+        num_attention_heads=settings.num_attention_heads or verifier.num_attention_heads,
+        num_key_value_heads=settings.num_key_value_heads or verifier.num_key_value_heads,
+        head_dim=settings.head_dim or verifier.head_dim,
+        vocab_size=verifier.vocab_size,
+        draft_vocab_size=len(vocabulary),
+        aux_layers=aux_layers,
+        rms_norm_eps=verifier.rms_norm_eps,
+        rope_theta=settings.rope_theta or verifier.rope_theta,
+        rope_scaling=None if settings.rope_theta else verifier.rope_scaling,
+        max_position_embeddings=verifier.max_position_embeddings,
+        norm_before_residual=settings.norm_before_residual,
+        norm_before_fc=settings.norm_before_fc,
+        fc_norm=settings.fc_norm,
+        norm_output=settings.norm_output,
+    )
+    drafter = Drafter(config, embedding(head, torch.float32))
+    _randomise(drafter, seed)
+    if settings.layer_init == "verifier":
+        _copy_layer(drafter, head)
+    if settings.fc_init == "highest":
+        size = config.hidden_size
+        drafter.fc.weight.data.zero_()
+        drafter.fc.weight.data[:, -config.target_hidden_size :] = torch.eye(size)
+    drafter.norm.weight.data.copy_(head.norm.float() + verifier.norm_offset)
+    if settings.head != "random":
+        drafter.lm_head.weight.data.copy_(head_rows(head, vocabulary))
+    _set_vocabulary(drafter, vocabulary)
+    return drafter
+
+
+def from_checkpoint(
+    folder: Path, head: VerifierHead, vocabulary: DraftVocabulary, aux_layers: tuple[int, ...]
+) -> Drafter:
+    """A drafter that goes on from another, for this verifier and draft vocabulary, float32.
+
+    Head rows move by token id; tokens that the other drafter did not have start from the
+    verifier's rows.
+
+    Raises:
+        HarnessError: it does not fit the verifier, or was trained on other layers' states.
+    """
+    config, tensors = read_checkpoint(folder)
+    fits_verifier(config, head.config, where=folder)
+    _same_vocabulary(vocabulary, head.config.vocab_size)
+    if config.aux_layers != aux_layers:
+        raise HarnessError(
+            "the drafter was trained on other layers than the data holds",
+            where=folder,
+            rule=f"aux layers of the data: {list(aux_layers)}",
+            got=f"of the drafter: {list(config.aux_layers)}",
+            fix="extract the drafter's layers (extract.aux_layers), or start from scratch",
+        )
+    old = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    place = torch.full((config.vocab_size,), -1)
+    place[old] = torch.arange(len(old))
+    source = place[vocabulary.target_ids]
+    known = source >= 0
+    rows = head_rows(head, vocabulary).float()
+    rows[known] = tensors["lm_head.weight"][source[known]].float()
+    log.info(
+        "draft vocabulary: %d of %d head rows come from %s, %d from the verifier",
+        int(known.sum()),
+        len(vocabulary),
+        folder,
+        int((~known).sum()),
+    )
+    moved = {**tensors, "lm_head.weight": rows, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+    config = config.model_copy(update={"draft_vocab_size": len(vocabulary)})
+    drafter = Drafter(config, embedding(head, torch.float32))
+    fill(drafter, moved, where=folder)
+    return drafter
+
+
+def _set_vocabulary(drafter: Drafter, vocabulary: DraftVocabulary) -> None:
+    drafter.d2t.copy_(vocabulary.d2t)
+    drafter.t2d.copy_(vocabulary.t2d)
+
+
+def _same_vocabulary(vocabulary: DraftVocabulary, size: int) -> None:
+    if len(vocabulary.t2d) != size:
+        raise HarnessError(
+            "the draft vocabulary is of another verifier",
+            rule=f"a vocabulary of {size} tokens",
+            got=len(vocabulary.t2d),
+        )
+
+
+def _randomise(drafter: Drafter, seed: int) -> None:
+    """Normal weights of deviation 1/sqrt(inputs), each from a generator of its own name."""
+    for name, parameter in drafter.named_parameters():
+        if parameter.dim() == 2:
+            draw = generator("init", seed, name)
+            parameter.data.normal_(0.0, parameter.shape[1] ** -0.5, generator=draw)
+
+
+def _copy_layer(drafter: Drafter, head: VerifierHead) -> None:
+    """The verifier's last layer into the half of the draft layer that reads hidden states."""
+    if head.layer is None:
+        raise HarnessError(
+            f"{head.config.verifier} has no Llama-like last layer to start from",
+            where="drafter.layer_init",
+            got="verifier",
+            fix="set layer_init: random",
+        )
+    layer, config, offset = drafter.midlayer, drafter.config, head.config.norm_offset
+    size = config.hidden_size
+    targets: dict[str, Tensor] = {
+        "input_layernorm.weight": layer.hidden_norm.weight.data,
+        "post_attention_layernorm.weight": layer.post_attention_layernorm.weight.data,
+        "self_attn.o_proj.weight": layer.self_attn.o_proj.weight.data,
+        "mlp.gate_proj.weight": layer.mlp.gate_proj.weight.data,
+        "mlp.up_proj.weight": layer.mlp.up_proj.weight.data,
+        "mlp.down_proj.weight": layer.mlp.down_proj.weight.data,
+    }
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = getattr(layer.self_attn, name).weight.data
+        weight[:, :size] = 0.0
+        targets[f"self_attn.{name}.weight"] = weight[:, size:]
+    for name, target in targets.items():
+        source = head.layer[name].float()
+        if source.shape != target.shape:
+            raise HarnessError(
+                f"the verifier's last layer does not fit the drafter: {name}",
+                where="drafter.layer_init",
+                rule=list(target.shape),
+                got=list(source.shape),
+                fix="leave the drafter's shape to the verifier, or set layer_init: random",
+            )
+        target.copy_(source + offset if "norm" in name else source)
