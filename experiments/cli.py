@@ -1,0 +1,148 @@
+"""`eagle3`, the commands for people. Everything behind a command is imported when it is called.
+
+DVC calls `python -m stages.x` instead: inside its temporary copies a console script would run the
+code of the project it was installed from.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eagle3.errors import HarnessError
+
+app = typer.Typer(
+    help="Trains EAGLE-3 drafters as a repeatable experiment.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def project_root() -> Path:
+    """The folder above, or this one, that holds dvc.yaml.
+
+    Raises:
+        HarnessError: there is none.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "dvc.yaml").is_file():
+            return folder
+    raise HarnessError("not inside the project", where=here, rule="a folder with dvc.yaml")
+
+
+@app.command()
+def repro(
+    params: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with the keys of params.yaml that differ."),
+    ] = None,
+) -> None:
+    """Run the pipeline; with --params another setting of it, in a place of its own."""
+    if params is None:
+        import subprocess
+
+        raise typer.Exit(
+            subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=project_root()).returncode
+        )
+    from experiments.overlay import run_overlay
+
+    raise typer.Exit(run_overlay(project_root(), params.resolve()))
+
+
+@app.command()
+def ui(
+    port: Annotated[int | None, typer.Option(help="Default: 5000, or a free one.")] = None,
+) -> None:
+    """Open MLflow over the project's store, on 127.0.0.1."""
+    from experiments.ui import serve
+
+    raise typer.Exit(serve(project_root(), port))
+
+
+@app.command()
+def sync() -> None:
+    """Send metrics to MLflow that a dead store or a killed run left behind."""
+    from stages.tracking import journal_root, replay, resolve_store
+
+    root = project_root()
+    store = resolve_store(root)
+    complete = replay(store, journal_root(root))
+    print(f"{complete} run(s) completed in {store.uri}")
+
+
+@app.command()
+def train(
+    verifier_path: Annotated[
+        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
+    ],
+    data_dir: Annotated[
+        Path, typer.Option(help="Hidden states: a data set folder, or one with train/ and dev/.")
+    ],
+    output_dir: Annotated[Path, typer.Option(help="Where the drafter's checkpoint goes.")],
+    vocab_mapping_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draft vocabulary: a folder with d2t.npy and t2d.npy, or a .safetensors."
+        ),
+    ] = None,
+    finetune_from: Annotated[
+        Path | None, typer.Option(help="Drafter checkpoint to start from. Absent: from scratch.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option(help="Longest document, in tokens; longer ones are cut.", min=2)
+    ] = None,
+    ttt_steps: Annotated[int | None, typer.Option(help="Training-time-test steps.", min=1)] = None,
+    noise_std: Annotated[
+        float | None,
+        typer.Option(help="Uniform noise of plus or minus this on the aux states.", min=0),
+    ] = None,
+    val_ratio: Annotated[
+        float | None,
+        typer.Option(help="Share of documents held out, where there is no dev/.", min=0, max=0.9),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Learning rate schedule: cosine, linear or constant.")
+    ] = None,
+    warmup_ratio: Annotated[
+        float | None, typer.Option(help="Share of the steps that warm up.", min=0, max=1)
+    ] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(help="Processes that read data ahead; 0: none.", min=0)
+    ] = None,
+) -> None:
+    """Train one drafter outside the pipeline. What is not said comes from params.yaml."""
+    from experiments.train_command import run
+
+    run(
+        verifier_path=verifier_path,
+        data_dir=data_dir,
+        vocab_mapping_dir=vocab_mapping_dir,
+        output_dir=output_dir,
+        finetune_from=finetune_from,
+        epochs=epochs,
+        lr=lr,
+        max_seq_len=max_seq_len,
+        ttt_steps=ttt_steps,
+        noise_std=noise_std,
+        val_ratio=val_ratio,
+        scheduler=scheduler,
+        warmup_ratio=warmup_ratio,
+        num_workers=num_workers,
+    )
+
+
+def main() -> None:
+    """Entry point: a known mistake is a message and exit code 2."""
+    try:
+        app()
+    except HarnessError as error:
+        print(f"eagle3: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

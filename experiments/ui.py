@@ -1,0 +1,64 @@
+"""MLflow's web page over the project's store, on this machine's loopback only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from eagle3.errors import HarnessError
+from stages.sending import open_client
+from stages.tracking import resolve_store
+
+USUAL_PORT = 5000
+_PR_SET_PDEATHSIG = 1
+
+
+def free_port(wanted: int | None) -> int:
+    """The port wanted; without a wish the usual one, or any that is free.
+
+    Raises:
+        HarnessError: the port wanted is taken.
+    """
+    for port in (wanted,) if wanted is not None else (USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise HarnessError("port is taken", got=wanted, fix="another --port, or none to get a free one")
+
+
+def _end_with_parent() -> None:
+    # Asks Linux for SIGTERM when the parent dies, however it dies.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def serve(root: Path, port: int | None) -> int:
+    """Serves until interrupted; returns MLflow's exit code."""
+    store = resolve_store(root)
+    if store.database is None:
+        print(f"the store is a server already: {store.uri}")
+        return 0
+    open_client(store)  # makes a fresh store before several workers meet it
+    chosen = free_port(port)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    command += ["--port", str(chosen), "--workers", "1", "--backend-store-uri", store.uri]
+    command += ["--default-artifact-root", (store.artifacts or root).as_uri()]
+    print(f"MLflow over {store.database}: http://127.0.0.1:{chosen}  (Ctrl-C ends it)", flush=True)
+    child = subprocess.Popen(
+        command, preexec_fn=_end_with_parent, start_new_session=True, env=dict(os.environ)
+    )
+
+    def stop(*_: object) -> None:
+        os.killpg(child.pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return child.wait()

@@ -1,0 +1,126 @@
+"""A stage as a program: exit codes, provenance, working folder, the run in MLflow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from eagle3.errors import HarnessError
+from stages.provenance import git_state, input_digests
+from stages.runner import RunSettings, Stage, run_stage
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "params.yaml").write_text("run: {threads: 1, seed: 3, device: cpu}\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    return tmp_path
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path)
+
+
+def git(folder: Path, *command: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True)
+
+
+def test_a_stage_leaves_its_provenance(project: Path) -> None:
+    (project / "dvc.lock").write_text(
+        "stages: {a: {cmd: x, outs: [{path: data/in, md5: abc.dir}, {path: data/other, md5: d}]}}"
+    )
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        assert stage.run == RunSettings(threads=1, seed=3, device="cpu")
+        args.out.write_text("done")
+        stage.note("tokens", 5)
+
+    def more(parser: argparse.ArgumentParser) -> None:
+        arguments(parser)
+        parser.add_argument("--states")
+
+    run_stage("train", main, more, ["--out", "x", "--name", "train@a", "--states", "data/in"])
+    about = json.loads((project / "provenance" / "train@a.json").read_text())
+    assert about["stage"] == "train@a" and about["notes"] == {"tokens": 5}
+    assert about["inputs"] == {"data/in": "abc.dir"}
+    assert about["threads"] == 1 and about["seconds"] >= 0
+    assert about["torch"]["version"].startswith("2.")
+
+
+def test_a_known_mistake_is_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        raise HarnessError("prompt file is empty", where="x.jsonl", fix="fill it")
+
+    with pytest.raises(SystemExit) as stopped:
+        run_stage("prompts", main, arguments, [])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        "prompts: prompt file is empty\n  where: x.jsonl\n  fix: fill it\n"
+    )
+    assert not (project / "provenance").exists()
+
+
+def test_a_stage_reports_to_mlflow(project: Path) -> None:
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        with stage.work({"lr": 1}) as folder:
+            assert folder.is_relative_to(project / ".work")
+            tracker = stage.tracker("scratch", {"arm": "scratch"})
+            tracker.log_metrics({"loss": 1.5}, 0)
+
+    run_stage("train", main, arguments, [])
+    (run,) = json.loads((project / "provenance" / "train.json").read_text())["mlflow_runs"]
+    from mlflow import MlflowClient
+
+    found = MlflowClient(tracking_uri=run["store"]).get_run(run["run_id"])
+    assert found.data.metrics == {"loss": 1.5}
+    assert found.data.tags["arm"] == "scratch" and found.data.tags["dvc_stage"] == "train"
+
+
+def test_work_depends_on_the_code(project: Path) -> None:
+    code = project / "stages" / "train.py"
+    code.parent.mkdir()
+    stage = Stage("train", "stages.train", project)
+    seen = set()
+    for text in ("a = 1", "a = 2"):
+        code.write_text(text)
+        with stage.work({}) as folder:
+            seen.add(folder.name)
+    assert len(seen) == 2
+
+
+def test_dirtiness_is_about_code(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "config", "user.email", "a@example.com")
+    git(tmp_path, "config", "user.name", "a")
+    (tmp_path / "metrics").mkdir()
+    for name in ("dvc.lock", "metrics/summary.json", "code.py"):
+        (tmp_path / name).write_text("old")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "x")
+    # What DVC does to a tree while it runs a stage.
+    (tmp_path / "dvc.lock").write_text("new")
+    (tmp_path / "metrics" / "summary.json").unlink()
+    state = git_state(tmp_path)
+    assert state["dirty"] is False and len(state["commit"]) == 40
+    (tmp_path / "code.py").write_text("new")
+    (tmp_path / "a new file.py").write_text("")
+    state = git_state(tmp_path)
+    assert state["dirty"] is True
+    assert state["changed"] == ["a new file.py", "code.py"]
+    assert "+new" in state["diff"] and "dvc.lock" not in state["diff"]
+
+
+def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path)["commit"] is None
+
+
+def test_inputs_without_a_lock(tmp_path: Path) -> None:
+    assert input_digests(tmp_path, ["data/x"]) == {}
