@@ -143,6 +143,7 @@ class Drafter(nn.Module):
     d2t: Tensor
     t2d: Tensor
     embed_VH: Tensor
+    inverse_frequencies: Tensor
 
     def __init__(self, config: DrafterConfig, embed_VH: Tensor) -> None:
         super().__init__()
@@ -169,8 +170,8 @@ class Drafter(nn.Module):
         if config.fc_norm:
             aux_NPG = torch.stack(
                 [
-                    rms_norm(aux_NPG[:, i], norm.weight.to(aux_NPG.dtype), config.rms_norm_eps)
-                    for i, norm in enumerate(self.fc_norm)
+                    rms_norm(aux_NPG[:, i], weight.to(aux_NPG.dtype), config.rms_norm_eps)
+                    for i, weight in enumerate(self.fc_norm.parameters())
                 ],
                 dim=1,
             )

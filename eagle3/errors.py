@@ -22,7 +22,7 @@ class HarnessError(Exception):
         what: str,
         *,
         where: object | None = None,
-        rule: str | None = None,
+        rule: object | None = None,
         got: object | None = None,
         fix: str | None = None,
     ) -> None:

@@ -56,7 +56,7 @@ def cast_weights(drafter: Drafter, dtype: torch.dtype) -> Weights:
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     aux_norm = None
     if drafter.config.fc_norm:
-        aux_norm = torch.stack([norm.weight for norm in drafter.fc_norm]).to(dtype)
+        aux_norm = torch.stack(list(drafter.fc_norm.parameters())).to(dtype)
     elif drafter.config.norm_before_fc:
         aux_norm = drafter.aux_norm.weight.to(dtype)
     return Weights(

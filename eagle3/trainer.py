@@ -1,0 +1,382 @@
+"""The training loop: steps, evaluation on dev, saving and resuming.
+
+Takes a `Tracker` and an `on_eval` callback; knows nothing of where its data and settings come from.
+
+Legend: P aux layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from eagle3.dataset import Document, StatesDataset
+from eagle3.drafter import Drafter
+from eagle3.errors import HarnessError
+from eagle3.initialise import DrafterSettings
+from eagle3.loss import TargetHead
+from eagle3.noise import NoiseSettings, add_noise, layer_scales
+from eagle3.objective import ObjectiveSettings, Outcome, objective
+from eagle3.packing import Batch, pack
+from eagle3.replay import Acceptance, acceptance_length, replay
+from eagle3.resume import (
+    TrainingState,
+    newest_state,
+    optimizer_tensors,
+    restore_optimizer,
+    save_state,
+)
+from eagle3.schedule import PlannedStep, Scheduler, learning_rate, plan_steps
+from eagle3.settings import Settings
+from eagle3.tracking import Tracker
+from eagle3.vocab import DraftVocabulary
+
+log = logging.getLogger(__name__)
+OnEval = Callable[[int, float], None]
+
+
+class TrainSettings(Settings):
+    """Everything about training that all arms share.
+
+    batch_tokens: packed rows of one forward pass; `accumulate` passes make an optimizer step.
+    max_length: rows kept of a document.
+    dtype: of the computation; parameters and optimizer are float32.
+    dev_drafts: drafts a verification step when τ is replayed on dev.
+    evaluations: replays on dev during training, evenly spaced, the last after the last step.
+    log_every, save_every: in optimizer steps.
+    """
+
+    drafter: DrafterSettings = DrafterSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    noise: NoiseSettings = NoiseSettings()
+    lr: float = Field(gt=0.0)
+    scheduler: Scheduler = "cosine"
+    warmup_ratio: float = Field(0.05, ge=0.0, le=1.0)
+    weight_decay: float = Field(0.0, ge=0.0)
+    beta2: float = Field(0.95, gt=0.0, lt=1.0)
+    clip: float = Field(1.0, gt=0.0)
+    batch_tokens: int = Field(1024, gt=0)
+    accumulate: int = Field(1, gt=0)
+    max_length: int = Field(2048, gt=0)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dev_drafts: int = Field(3, gt=0)
+    evaluations: int = Field(6, ge=1)
+    log_every: int = Field(10, ge=1)
+    save_every: int = Field(100, ge=1)
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """What a training run reads.
+
+    Attributes:
+        documents: training samples.
+        dev: samples with greedy answers for τ by replay; empty to do without.
+        head: from final states to target logits, float32.
+        vocabulary: of the drafter.
+    """
+
+    documents: StatesDataset | Sequence[Document]
+    lengths: Sequence[int]
+    dev: Sequence[Document]
+    head: TargetHead
+    vocabulary: DraftVocabulary
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to. The drafter handed in holds the best weights by dev τ.
+
+    Attributes:
+        history: (metric, step, value), the same for the same seed on the same machine type.
+        best_step, best_tau: the step kept and its τ on dev; without dev, the last step and None.
+    """
+
+    steps: int
+    tokens: int
+    best_step: int
+    best_tau: float | None
+    history: list[tuple[str, int, float]]
+
+
+@dataclass
+class _Progress:
+    """What changes from step to step besides weights."""
+
+    step: int = 0
+    best_step: int = 0
+    best_tau: float | None = None
+    history: list[tuple[str, int, float]] = field(default_factory=list)
+
+
+def train(
+    drafter: Drafter,
+    data: TrainData,
+    settings: TrainSettings,
+    *,
+    seed: int,
+    tokens: int | None,
+    epochs: int | None,
+    device: torch.device,
+    work: Path,
+    tracker: Tracker,
+    on_eval: OnEval | None = None,
+) -> TrainResult:
+    """Trains a drafter in place; killed and started again with the same arguments, it goes on.
+
+    Args:
+        tokens, epochs: the budget, one of them.
+        work: folder for resume states and the best weights so far.
+        on_eval: called with step and dev τ after each evaluation; may raise to stop the run.
+
+    Raises:
+        HarnessError: nothing supervised to learn from, a loss that is not finite (names the
+            samples), a state that cannot be saved.
+    """
+    plan = plan_steps(
+        data.lengths,
+        batch_tokens=settings.batch_tokens,
+        max_length=settings.max_length,
+        accumulate=settings.accumulate,
+        seed=seed,
+        tokens=tokens,
+        epochs=epochs,
+    )
+    if not plan:
+        raise HarnessError("nothing to train on", rule="at least one document", got=0)
+    drafter.to(device)
+    drafter.lm_head.weight.requires_grad_(settings.drafter.head != "frozen")
+    trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        trained.values(),
+        lr=settings.lr,
+        betas=(0.9, settings.beta2),
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    dtype = getattr(torch, settings.dtype)
+    data = replace(data, head=_head_on(data.head, device, dtype))
+    drafter.embed_VH = drafter.embed_VH.to(dtype)
+    scales = layer_scales(data.documents) if settings.noise.kind == "gaussian_relative" else None
+    progress = _resume(work, trained, optimizer)
+    evaluations = {
+        math.ceil(len(plan) * (i + 1) / settings.evaluations) for i in range(settings.evaluations)
+    }
+    bar = tqdm(
+        total=plan[-1].tokens_after,
+        initial=plan[progress.step - 1].tokens_after if progress.step else 0,
+        unit="tok",
+        unit_scale=True,
+        desc="training",
+        mininterval=1.0,
+    )
+    clock = time.perf_counter()
+    tokens_then = bar.n
+    for index in range(progress.step, len(plan)):
+        step = index + 1
+        logged = step % settings.log_every == 0 or step == 1 or step == len(plan)
+        rate = learning_rate(
+            index,
+            len(plan),
+            peak=settings.lr,
+            scheduler=settings.scheduler,
+            warmup_ratio=settings.warmup_ratio,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        metrics = _optimize(
+            drafter, trained, optimizer, data, plan[index], settings, scales, seed, device, logged
+        )
+        progress.step = step
+        bar.update(plan[index].tokens_after - bar.n)
+        if logged:
+            metrics |= {"lr": rate, "tokens": float(plan[index].tokens_after)}
+            seconds = time.perf_counter() - clock
+            speed = {"tokens_per_s": (bar.n - tokens_then) / seconds}
+            clock, tokens_then = time.perf_counter(), bar.n
+            _record(progress, tracker, metrics, step, speed)
+            bar.set_postfix(loss=f"{metrics['loss']:.3f}", dev_tau=_last_tau(progress))
+        if step in evaluations and data.dev:
+            tau = _evaluate(drafter, data, settings, progress, tracker, dtype)
+            if progress.best_tau is None or tau > progress.best_tau:
+                progress.best_step, progress.best_tau = step, tau
+                _keep_best(work, trained)
+            clock, tokens_then = time.perf_counter(), bar.n
+            if on_eval is not None:
+                on_eval(step, tau)
+        if step % settings.save_every == 0 and step < len(plan):
+            _save(work, progress, trained, optimizer)
+    bar.close()
+    if progress.best_tau is None:
+        progress.best_step = len(plan)
+    else:
+        best = load_file(work / "best.safetensors")
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(best[name])
+    return TrainResult(
+        steps=len(plan),
+        tokens=plan[-1].tokens_after,
+        best_step=progress.best_step,
+        best_tau=progress.best_tau,
+        history=progress.history,
+    )
+
+
+def _head_on(head: TargetHead, device: torch.device, dtype: torch.dtype) -> TargetHead:
+    norm = None if head.norm_G is None else head.norm_G.to(device, dtype)
+    return replace(head, rows_DG=head.rows_DG.to(device, dtype), norm_G=norm)
+
+
+def _optimize(
+    drafter: Drafter,
+    trained: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    data: TrainData,
+    planned: PlannedStep,
+    settings: TrainSettings,
+    scales_P: Tensor | None,
+    seed: int,
+    device: torch.device,
+    measure: bool,
+) -> dict[str, float]:
+    """One optimizer step; returns its metrics if measured."""
+    outcomes = []
+    for indices in planned.batches:
+        batch = pack([data.documents[i] for i in indices], settings.max_length)
+        noisy = add_noise(batch, settings.noise, scales_P, seed=seed, epoch=planned.epoch)
+        batch = replace(batch, aux_NPG=noisy).to(device)
+        outcome = objective(
+            drafter,
+            batch,
+            data.head,
+            data.vocabulary,
+            settings.objective,
+            dtype=getattr(torch, settings.dtype),
+            measure=measure,
+        )
+        _refuse_not_finite(outcome, batch)
+        if outcome.loss.requires_grad:
+            (outcome.loss / len(planned.batches)).backward()
+        outcomes.append(outcome)
+    norm = torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return summarise(outcomes) | {"gradient_norm": float(norm)} if measure else {}
+
+
+def _refuse_not_finite(outcome: Outcome, batch: Batch) -> None:
+    if not math.isfinite(outcome.loss.item()):
+        raise HarnessError(
+            "the loss is not finite",
+            where=f"samples {', '.join(batch.ids)}",
+            got=outcome.loss.item(),
+            fix="lower the learning rate, or look for broken states in these samples",
+        )
+
+
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Metrics of one optimizer step: rows weigh alike, whatever micro-batch they came in.
+
+    loss_k and divergence_k: means over the supervised rows of TTT step k. accuracy_k: share of
+    counted rows with the verifier's argmax; cumulative_k: right at every step up to k;
+    conditional_k: of those right before, the share still right.
+    """
+    metrics: dict[str, float] = {"loss": sum(o.loss.item() for o in outcomes) / len(outcomes)}
+    right_before = 1.0
+    for k in range(len(outcomes[0].rows)):
+        rows = sum(o.rows[k] for o in outcomes)
+        for name in ("losses", "divergences"):
+            total = sum(getattr(o, name)[k].item() * o.rows[k] for o in outcomes)
+            metrics[f"{'loss' if name == 'losses' else 'divergence'}_{k}"] = total / max(rows, 1)
+        measured = max(sum(o.measured[k] for o in outcomes), 1)
+        cumulative = sum(o.cumulative[k] for o in outcomes) / measured
+        metrics[f"accuracy_{k}"] = sum(o.hits[k] for o in outcomes) / measured
+        metrics[f"cumulative_{k}"] = cumulative
+        metrics[f"conditional_{k}"] = cumulative / right_before if right_before else 0.0
+        right_before = cumulative
+    return metrics
+
+
+def _record(
+    progress: _Progress,
+    tracker: Tracker,
+    metrics: dict[str, float],
+    step: int,
+    speed: dict[str, float] | None = None,
+) -> None:
+    """Into the history and to the tracker; speeds go to the tracker alone, they never repeat."""
+    progress.history += [(name, step, value) for name, value in metrics.items()]
+    tracker.log_metrics({**metrics, **(speed or {})}, step)
+
+
+def _evaluate(
+    drafter: Drafter,
+    data: TrainData,
+    settings: TrainSettings,
+    progress: _Progress,
+    tracker: Tracker,
+    dtype: torch.dtype,
+) -> float:
+    counts: list[Acceptance] = replay(drafter, data.dev, settings.dev_drafts, dtype=dtype)
+    tau = acceptance_length(counts)
+    steps = max(sum(count.verify_steps for count in counts), 1)
+    metrics = {"dev_tau": tau}
+    for position in range(settings.dev_drafts):
+        accepted = sum(count.accepted_per_position[position] for count in counts)
+        metrics[f"dev_acceptance_{position}"] = accepted / steps
+    _record(progress, tracker, metrics, progress.step)
+    return tau
+
+
+def _last_tau(progress: _Progress) -> str:
+    taus = [value for name, _, value in progress.history if name == "dev_tau"]
+    return f"{taus[-1]:.3f}" if taus else "-"
+
+
+def _keep_best(work: Path, trained: dict[str, torch.nn.Parameter]) -> None:
+    part = work / ".best.part"
+    save_file({name: p.detach() for name, p in trained.items()}, part)
+    part.replace(work / "best.safetensors")
+
+
+def _save(
+    work: Path,
+    progress: _Progress,
+    trained: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    tensors = {name: p.detach() for name, p in trained.items()}
+    tensors |= optimizer_tensors(optimizer, list(trained))
+    facts: dict[str, Any] = {
+        "best_step": progress.best_step,
+        "best_tau": progress.best_tau,
+        "history": progress.history,
+    }
+    save_state(work, TrainingState(progress.step, tensors, facts))
+
+
+def _resume(
+    work: Path, trained: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> _Progress:
+    state = newest_state(work)
+    if state is None:
+        return _Progress()
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(state.tensors[name])
+    restore_optimizer(optimizer, list(trained), state.tensors)
+    log.info("resuming after step %d", state.step)
+    history = [(str(name), int(step), float(value)) for name, step, value in state.facts["history"]]
+    return _Progress(state.step, state.facts["best_step"], state.facts["best_tau"], history)
