@@ -53,7 +53,11 @@ def serve(root: Path, port: int | None) -> int:
     command += ["--default-artifact-root", (store.artifacts or root).as_uri()]
     print(f"MLflow over {store.database}: http://127.0.0.1:{chosen}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
-        command, preexec_fn=_end_with_parent, start_new_session=True, env=dict(os.environ)
+        command,
+        preexec_fn=_end_with_parent,
+        start_new_session=True,
+        # No queue of background jobs: nothing here uses one, and each is a process more.
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
     )
 
     def stop(*_: object) -> None:

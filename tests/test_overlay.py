@@ -1,0 +1,119 @@
+"""An overlay runs the changed part only, elsewhere, and leaves the project's results alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle3.errors import HarnessError
+from experiments.overlay import prepare, project_files, run_overlay
+
+DVC_YAML = """
+stages:
+  extract:
+    cmd: python make.py extract data/states
+    deps: [make.py]
+    params: [extract]
+    outs: [data/states]
+  train:
+    cmd: python make.py train checkpoints/a
+    deps: [make.py, data/states]
+    params: [train]
+    outs: [checkpoints/a]
+"""
+MAKE = """
+import os, sys
+from pathlib import Path
+with Path(os.environ["RAN"]).open("a") as log:
+    log.write(sys.argv[1] + " ")
+out = Path(sys.argv[2])
+out.parent.mkdir(exist_ok=True)
+out.write_text(Path("params.yaml").read_text() + os.environ.get("MLFLOW_TRACKING_URI", ""))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "project"
+    root.mkdir()
+    files = {
+        "dvc.yaml": DVC_YAML,
+        "make.py": MAKE,
+        "params.yaml": "extract: {aux_layers: [1, 2, 3]}\ntrain: {lr: 1e-3, epochs: 1}\n",
+        ".gitignore": "/data/\n/checkpoints/\n/.work/\n",
+        ".dvcignore": ".work\n",
+        ".dvc/config": "[core]\n    analytics = false\n",
+        ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    (root / "new.py").write_text("not yet in git")
+    (tmp_path / "faster.yaml").write_text("train: {lr: 0.5}\n")
+    monkeypatch.setenv("RAN", str(tmp_path / "ran"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return root
+
+
+def ran(project: Path) -> list[str]:
+    log = project.parent / "ran"
+    done = log.read_text().split() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return done
+
+
+def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
+    assert ran(project) == ["extract", "train"]
+    theirs = (project / "checkpoints" / "a").read_text()
+    overlay = project.parent / "faster.yaml"
+    assert run_overlay(project, overlay) == 0
+    assert ran(project) == ["train"]  # extract's states came out of the run cache
+    folder = project / ".work" / "overlays" / "faster"
+    made = (folder / "checkpoints" / "a").read_text()
+    assert "lr: 0.5" in made and "epochs: 1" in made
+    assert made.endswith(f"sqlite:///{project}/mlflow.db")
+    assert f"report:    {folder}/report/report.html" in capfd.readouterr().out
+    assert (project / "checkpoints" / "a").read_text() == theirs
+    # Nothing changed: nothing runs, here or there.
+    assert run_overlay(project, overlay) == 0
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
+    assert ran(project) == []
+
+
+def test_the_copy_follows_the_project(project: Path) -> None:
+    overlay = project.parent / "faster.yaml"
+    folder = prepare(project, overlay)
+    assert (folder / "new.py").exists()
+    assert "new.py" in project_files(project)
+    assert not (folder / ".git").exists()
+    stamp = (folder / "make.py").stat().st_mtime_ns
+    (folder / "dvc.lock").write_text("its own")
+    (project / "new.py").unlink()
+    (project / "dvc.lock").write_text("the project's")
+    prepare(project, overlay)
+    assert not (folder / "new.py").exists()
+    assert (folder / "dvc.lock").read_text() == "its own"
+    assert (folder / "make.py").stat().st_mtime_ns == stamp
+    assert json.loads((folder / ".origin.json").read_text())["overlay"] == "faster.yaml"
+
+
+def test_a_wrong_key_is_named_before_anything_is_made(project: Path) -> None:
+    overlay = project.parent / "wrong.yaml"
+    overlay.write_text("train: {learning_rate: 1}\n")
+    with pytest.raises(HarnessError, match=r"train\.learning_rate"):
+        prepare(project, overlay)
+    assert not (project / ".work").exists()
+
+
+def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(HarnessError, match="git work tree"):
+        project_files(tmp_path)
