@@ -1,0 +1,80 @@
+"""A checkpoint as serving engines get it, loaded back and compared.
+
+Legend: N rows, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3.checkpoint import load_drafter, save_drafter
+from eagle3.drafter import DraftCache, Drafter
+from eagle3.errors import HarnessError
+from eagle3.seeding import generator
+from eagle3.verifier import VerifierHead
+
+PROBE_ROWS = 64
+# Weights rounded to bfloat16 move logits by about 2^-8 of their size a matrix product.
+BF16_TOLERANCE = 0.05
+ENGINE_DTYPE = torch.bfloat16
+ENGINES_LACK = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def export(checkpoint: Path, out: Path, head: VerifierHead) -> float:
+    """Writes the served form of a checkpoint (bfloat16) and proves that it is the same drafter.
+
+    Returns:
+        The largest difference of any logit, relative to the largest logit, that rounding the
+        weights made.
+
+    Raises:
+        HarnessError: a variant of the layer that SGLang does not run, or a loaded-back export that
+            answers differently.
+    """
+    drafter = load_drafter(checkpoint, head, torch.float32)
+    switched = [name for name in ENGINES_LACK if getattr(drafter.config, name)]
+    if switched:
+        raise HarnessError(
+            "SGLang does not run this variant of the draft layer",
+            where=checkpoint,
+            rule=f"{', '.join(ENGINES_LACK)} all false",
+            got=f"{', '.join(switched)} true",
+            fix="train without it to serve in SGLang",
+        )
+    save_drafter(out, drafter, head.config, ENGINE_DTYPE)
+    back = load_drafter(out, head, torch.float32)
+    for name, value in back.state_dict().items():
+        stored = drafter.state_dict()[name]
+        if not torch.equal(
+            value, stored.to(ENGINE_DTYPE).to(value.dtype) if stored.is_floating_point() else stored
+        ):
+            raise HarnessError("an exported tensor came back changed", where=f"{out}: {name}")
+    before, after = probe(drafter), probe(back)
+    error = float((after - before).abs().max() / before.abs().max())
+    if not error <= BF16_TOLERANCE:
+        raise HarnessError(
+            "the exported drafter answers differently",
+            where=out,
+            rule=f"logits within {BF16_TOLERANCE} of the largest",
+            got=f"{error:.4f}",
+        )
+    return error
+
+
+@torch.no_grad()
+def probe(drafter: Drafter) -> Tensor:
+    """Logits [N, D] of fixed random rows, with true states at first and own outputs after."""
+    config = drafter.config
+    draw = generator("export probe")
+    tokens = torch.randint(config.vocab_size, (PROBE_ROWS,), generator=draw)
+    aux = torch.randn(PROBE_ROWS, len(config.aux_layers), config.target_hidden_size, generator=draw)
+    cache = DraftCache()
+    dtype = drafter.fc.weight.dtype
+    out = drafter.forward_cached(
+        tokens, drafter.fuse(aux.to(dtype)), torch.arange(PROBE_ROWS), cache
+    )
+    again = drafter.forward_cached(tokens[:1], out[-1:], torch.tensor([PROBE_ROWS]), cache)
+    return drafter.logits(torch.cat([out, again]))

@@ -1,0 +1,79 @@
+"""Hidden states -> a drafter checkpoint of one arm, and its training curve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from eagle3.arm import ArmSettings, arm_settings, open_states, train_arm
+from eagle3.machine import keep_freed_memory
+from eagle3.tracking import flatten
+from eagle3.verifier import read_head
+from eagle3.vocab import read_vocabulary
+from eagle3.workspace import digest_file, publish, write_atomically
+from stages.params import read_params, section_values
+from stages.runner import Stage, run_stage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arm", required=True, help="entry of `arms` in params.yaml")
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--curve", type=Path, required=True, help="metrics by step, JSON lines")
+
+
+def main(stage: Stage, args: argparse.Namespace) -> None:
+    where = f"{stage.params_path}, arms.{args.arm}.train over train"
+    arm = stage.section(ArmSettings, f"arms.{args.arm}")
+    shared = section_values(read_params(stage.params_path), "train", where=stage.params_path)
+    settings = arm_settings(shared, arm.train, where=where)
+    head = read_head(Path(arm.head))
+    vocabulary = read_vocabulary(Path(arm.vocab), vocab_size=head.config.vocab_size)
+    data = open_states(Path(arm.states), head, vocabulary)
+    keep_freed_memory()
+    key = {
+        "arm": arm.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json"),
+        "run": stage.run.model_dump(mode="json"),
+        "states": digest_file(Path(arm.states) / "train" / "index.jsonl"),
+        "vocab": digest_file(Path(arm.vocab)),
+        "init": _digest(Path(arm.init)),
+        "torch": torch.__version__,
+    }
+    with stage.work(key) as work:
+        tracker = stage.tracker(f"train {args.arm}", {"arm": args.arm, "kind": "train"})
+        tracker.log_params(
+            flatten({"arm": arm.model_dump(exclude={"train"}), **settings.model_dump()})
+        )
+        tracker.log_params({"seed": stage.run.seed, "threads": stage.run.threads})
+        result = train_arm(
+            Path(arm.init),
+            data,
+            settings,
+            seed=stage.run.seed,
+            tokens=arm.tokens,
+            epochs=arm.epochs,
+            device=stage.run.device,
+            work=work,
+            tracker=tracker,
+        )
+        lines = [
+            json.dumps({"metric": name, "step": step, "value": value})
+            for name, step, value in result.history
+        ]
+        write_atomically(args.curve, "\n".join(lines) + "\n")
+        tracker.log_metrics(
+            {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0}, result.steps
+        )
+        stage.note("trained", {"steps": result.steps, "tokens": result.tokens})
+        publish(work / "checkpoint", args.out)
+
+
+def _digest(init: Path) -> str:
+    return digest_file(init / "model.safetensors" if init.is_dir() else init)
+
+
+if __name__ == "__main__":
+    run_stage("train", main, add_arguments)
