@@ -7,6 +7,7 @@ work) and the test that holds dvc.yaml's deps against the real imports.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +80,15 @@ def closure(root: Path, module: str) -> set[Path]:
 def code_of(root: Path, module: str) -> list[Path]:
     """The files whose edit may change what `module` computes, relative to `root`, sorted."""
     return sorted(p for p in closure(root, module) if p.as_posix() not in WITHOUT_EFFECT)
+
+
+def main() -> None:
+    """`python -m stages.closure train`: the code deps of a stage, as dvc.yaml wants them."""
+    for name in sys.argv[1:]:
+        print(f"# stages.{name}")
+        for path in code_of(Path.cwd(), f"stages.{name}"):
+            print(f"      - {path.as_posix()}")
+
+
+if __name__ == "__main__":
+    main()

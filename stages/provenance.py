@@ -112,7 +112,7 @@ def lock_digests(root: Path) -> dict[str, str]:
 
 
 def input_digests(root: Path, arguments: Iterable[object]) -> dict[str, str]:
-    """The digests of those outputs of earlier stages that a command line names."""
+    """The digests of those outputs of earlier stages that arguments or settings name."""
     known = lock_digests(root)
     named = {str(value).rstrip("/") for value in arguments if isinstance(value, str | Path)}
     return {path: known[path] for path in sorted(named & known.keys())}

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings, SettingsT
+from eagle3.tracking import flatten
 from eagle3.workspace import digest, digest_file, work_folder, write_json
 from stages import provenance
 from stages.closure import code_of
@@ -52,6 +53,7 @@ class Stage:
         self.notes: dict[str, Any] = {}
         self.trackers: list[MlflowTracker] = []
         self.tags: dict[str, str] = {}
+        self.named: list[object] = []  # values that may be paths of inputs: arguments, settings
         self._work_key: str | None = None
 
     def section(self, model: type[SettingsT], key: str) -> SettingsT:
@@ -60,7 +62,14 @@ class Stage:
         Raises:
             HarnessError: names file, key, value and rule.
         """
-        return read_section(self.params_path, model, key)
+        settings = read_section(self.params_path, model, key)
+        self.named += flatten(settings.model_dump()).values()
+        return settings
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """DVC's digests of the earlier outputs that arguments or settings name, by path."""
+        return provenance.input_digests(self.root, self.named)
 
     @property
     def run(self) -> RunSettings:
@@ -93,7 +102,11 @@ class Stage:
             journal_root(self.root),
             run_name=run_name,
             resume_key=self._work_key and f"{self.name}-{run_name}-{self._work_key[:16]}",
-            tags={**self.tags, **(tags or {})},
+            tags={
+                **self.tags,
+                **{f"data.{path}": value for path, value in self.inputs.items()},
+                **(tags or {}),
+            },
         )
         self.trackers.append(made)
         return made
@@ -149,13 +162,12 @@ def run_stage(
         threads = stage.run.threads
         set_threads(threads)
         about = provenance.describe(stage.root, threads=threads)
-        inputs = provenance.input_digests(stage.root, vars(args).values())
+        stage.named += vars(args).values()
         stage.tags = {
             "dvc_stage": stage.name,
             "mlflow.source.name": about["command"],
             "mlflow.source.git.commit": about["commit"] or "none",
             "git_dirty": str(about["dirty"]).lower(),
-            **{f"data.{path}": value for path, value in inputs.items()},
         }
         main(stage, args)
     except HarnessError as error:
@@ -174,7 +186,7 @@ def run_stage(
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
             **about,
             "torch": provenance.torch_build(),
-            "inputs": inputs,
+            "inputs": stage.inputs,
             "mlflow_runs": runs,
             "notes": stage.notes,
         },

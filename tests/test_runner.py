@@ -11,17 +11,24 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import HarnessError
+from eagle3.settings import Settings
 from stages.provenance import git_state, input_digests
 from stages.runner import RunSettings, Stage, run_stage
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "params.yaml").write_text("run: {threads: 1, seed: 3, device: cpu}\n")
+    (tmp_path / "params.yaml").write_text(
+        "run: {threads: 1, seed: 3, device: cpu}\narms: {a: {head: data/head}}\n"
+    )
     monkeypatch.chdir(tmp_path)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))
     return tmp_path
+
+
+class Arm(Settings):
+    head: str
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +41,15 @@ def git(folder: Path, *command: str) -> None:
 
 def test_a_stage_leaves_its_provenance(project: Path) -> None:
     (project / "dvc.lock").write_text(
-        "stages: {a: {cmd: x, outs: [{path: data/in, md5: abc.dir}, {path: data/other, md5: d}]}}"
+        "stages: {a: {cmd: x, outs: [{path: data/in, md5: abc.dir}, {path: data/other, md5: d},"
+        " {path: data/head, md5: h}]}}"
     )
 
     def main(stage: Stage, args: argparse.Namespace) -> None:
         assert stage.run == RunSettings(threads=1, seed=3, device="cpu")
         args.out.write_text("done")
         stage.note("tokens", 5)
+        assert stage.section(Arm, "arms.a").head == "data/head"
 
     def more(parser: argparse.ArgumentParser) -> None:
         arguments(parser)
@@ -49,7 +58,7 @@ def test_a_stage_leaves_its_provenance(project: Path) -> None:
     run_stage("train", main, more, ["--out", "x", "--name", "train@a", "--states", "data/in"])
     about = json.loads((project / "provenance" / "train@a.json").read_text())
     assert about["stage"] == "train@a" and about["notes"] == {"tokens": 5}
-    assert about["inputs"] == {"data/in": "abc.dir"}
+    assert about["inputs"] == {"data/head": "h", "data/in": "abc.dir"}
     assert about["threads"] == 1 and about["seconds"] >= 0
     assert about["torch"]["version"].startswith("2.")
 
