@@ -1,0 +1,298 @@
+"""Training: it learns, repeats to the bit, survives a kill, and replays what decoding would do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eagle3.dataset import Document
+from eagle3.drafter import DraftCache, Drafter
+from eagle3.errors import HarnessError
+from eagle3.loss import TargetHead
+from eagle3.noise import NoiseSettings, add_noise, layer_scales
+from eagle3.packing import pack, packed_order
+from eagle3.replay import acceptance_length, replay, walk
+from eagle3.schedule import learning_rate, plan_steps
+from eagle3.tracking import NullTracker
+from eagle3.trainer import TrainData, TrainSettings, train
+from tests.test_ttt import HIDDEN, VOCAB, make_drafter, vocabulary_of
+
+
+def make_documents(count: int, seed: int = 0, tail: int = 0) -> list[Document]:
+    """A language that can be learnt: the next token is a function of the last one."""
+    draw = torch.Generator().manual_seed(seed)
+    follow = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(99))
+    table = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(98))
+    documents = []
+    for index in range(count):
+        length = int(torch.randint(8, 20, (1,), generator=draw)) + tail
+        tokens = [int(torch.randint(VOCAB, (1,), generator=draw))]
+        while len(tokens) < length:
+            tokens.append(int(follow[tokens[-1]]))
+        ids = torch.tensor(tokens)
+        mask = torch.zeros(length, dtype=torch.uint8)
+        mask[3 : length - tail] = 1
+        following = follow[ids]
+        documents.append(
+            Document(
+                id=f"{seed}-{index}",
+                source="made",
+                token_ids=ids.int(),
+                loss_mask=mask,
+                aux=table[ids][:, None].repeat(1, 3, 1).bfloat16(),
+                # Through the identity head below, these logits single out the next token.
+                final=(20.0 * torch.nn.functional.one_hot(following % HIDDEN, HIDDEN)).bfloat16(),
+                verifier_top1=following.int(),
+                verifier_lse=torch.zeros(length),
+            )
+        )
+    return documents
+
+
+def make_data(drafter: Drafter, count: int = 40) -> TrainData:
+    vocabulary = vocabulary_of(drafter)
+    rows = torch.nn.functional.one_hot(vocabulary.target_ids % HIDDEN, HIDDEN).float()
+    documents = make_documents(count)
+    lengths = [len(document.token_ids) for document in documents]
+    dev = make_documents(6, seed=1, tail=4)
+    return TrainData(documents, lengths, dev, TargetHead(rows, None, 1e-5, None), vocabulary)
+
+
+SETTINGS = TrainSettings.model_validate(
+    {
+        "lr": 0.01,
+        "batch_tokens": 64,
+        "dtype": "float32",
+        "evaluations": 4,
+        "log_every": 2,
+        "save_every": 3,
+        "objective": {"ttt_steps": 2},
+        "drafter": {"head": "trained"},
+        "noise": {"kind": "gaussian_relative", "std": 0.1},
+        "dev_drafts": 2,
+    }
+)
+
+
+def run(work: Path, epochs: int = 6) -> tuple[Drafter, list[tuple[str, int, float]]]:
+    drafter = make_drafter().float()
+    result = train(
+        drafter,
+        make_data(drafter),
+        SETTINGS,
+        seed=5,
+        tokens=None,
+        epochs=epochs,
+        device=torch.device("cpu"),
+        work=work,
+        tracker=NullTracker(),
+    )
+    return drafter, result.history
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    drafter, history = run(tmp_path, epochs=20)
+    losses = [value for name, _, value in history if name == "divergence_0"]
+    taus = [value for name, _, value in history if name == "dev_tau"]
+    assert losses[-1] < 0.5 * losses[0]
+    assert taus[-1] > taus[0]
+    kept = acceptance_length(
+        replay(drafter, make_documents(6, seed=1, tail=4), 2, dtype=torch.float32)
+    )
+    assert kept == max(taus)
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
+    first, one = run(tmp_path / "a")
+    second, two = run(tmp_path / "b")
+    assert one == two
+    for (name, a), (_, b) in zip(
+        first.state_dict().items(), second.state_dict().items(), strict=True
+    ):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("kill_at", [4, 11])
+def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path, kill_at: int) -> None:
+    """A process is killed in the middle of a step; the next one goes on from the saved state."""
+    script = f"""
+        import os, signal, sys
+        from pathlib import Path
+        import torch
+        from safetensors.torch import save_file
+        import eagle3.trainer as trainer
+        from tests.test_trainer import run
+        torch.set_num_threads(1)
+        original, calls = trainer._optimize, []
+        def counted(*args):
+            calls.append(1)
+            if sys.argv[2] == "kill" and len(calls) == {kill_at}:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args)
+        trainer._optimize = counted
+        work = Path(sys.argv[1])
+        work.mkdir(exist_ok=True)
+        drafter, history = run(work)
+        save_file(drafter.state_dict(), work / "end.safetensors")
+        print(len(calls), history)
+    """
+
+    def start(folder: str, mode: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / folder), mode],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parent.parent,
+        )
+
+    whole = start("whole", "run")
+    assert whole.returncode == 0, whole.stderr
+    assert start("torn", "kill").returncode == -signal.SIGKILL
+    # The newest state may be torn as well: the one before is used.
+    states = sorted((tmp_path / "torn").glob("state-*"))
+    if len(states) == 2:
+        tensors = states[-1] / "tensors.safetensors"
+        tensors.write_bytes(tensors.read_bytes()[:-10])
+    resumed = start("torn", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    calls, history = resumed.stdout.split(" ", 1)
+    all_calls, all_history = whole.stdout.split(" ", 1)
+    assert history == all_history
+    assert int(calls) < int(all_calls)
+    a, b = (load_file(tmp_path / name / "end.safetensors") for name in ("whole", "torn"))
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+def test_a_loss_that_is_not_finite_names_the_samples(tmp_path: Path) -> None:
+    drafter = make_drafter().float()
+    data = make_data(drafter, count=1)
+    data.documents[0].aux[4] = float("nan")
+    with pytest.raises(HarnessError, match="not finite") as caught:
+        train(
+            drafter,
+            data,
+            SETTINGS,
+            seed=0,
+            tokens=None,
+            epochs=1,
+            device=torch.device("cpu"),
+            work=tmp_path,
+            tracker=NullTracker(),
+        )
+    assert "0-0" in str(caught.value)
+
+
+def test_replay_is_chain_drafting_row_by_row(tmp_path: Path) -> None:
+    """Against a plain loop with the cached drafter: draft k, compare, move on."""
+    drafter = run(tmp_path, epochs=12)[0].double()
+    total = 0
+    documents = make_documents(5, seed=2, tail=4)
+    k = 3
+    for count, document in zip(
+        replay(drafter, documents, k, dtype=torch.float64), documents, strict=True
+    ):
+        tokens, aux = document.token_ids.long(), document.aux.double()
+        answer = document.loss_mask.nonzero()[:, 0]
+        row, last = int(answer[0]) - 1, int(answer[-1])
+        steps, positions = 0, [0] * k
+        while row + 1 < last:
+            cache = DraftCache()
+            places = torch.arange(row + 1)
+            with torch.no_grad():
+                out = drafter.forward_cached(
+                    tokens[1 : row + 2], drafter.fuse(aux[: row + 1]), places, cache
+                )[-1:]
+                accepted = 0
+                for i in range(k):
+                    draft = int(drafter.target_ids(drafter.logits(out)[0].argmax()))
+                    if row + 2 + i >= len(tokens) or draft != int(tokens[row + 2 + i]):
+                        break
+                    positions[i] += 1
+                    accepted += 1
+                    out = drafter.forward_cached(
+                        torch.tensor([draft]), out, torch.tensor([row + 1 + i]), cache
+                    )
+            steps += 1
+            row += accepted + 1
+        assert count.verify_steps == steps
+        assert list(count.accepted_per_position) == positions
+        assert count.accepted == sum(positions)
+        assert count.drafted == k * steps
+        total += count.accepted
+    assert total > 10
+
+
+def test_the_walk_by_hand() -> None:
+    document = make_documents(1)[0]
+    mask = torch.zeros(12, dtype=torch.uint8)
+    mask[3:10] = 1  # answer at 3..9, tail of 2
+    document = Document(**{**vars(document), "loss_mask": mask})
+    # Row 2: 2 accepted -> row 5: 0 -> row 6: 0 -> row 7: 2, the second past the end -> done.
+    accepted = [9, 9, 2, 9, 9, 0, 0, 2, 9, 9, 9, 9]
+    count = walk(document, accepted, 3)
+    assert (count.verify_steps, count.accepted, count.drafted, count.tokens) == (4, 4, 12, 7)
+    assert count.accepted_per_position == (2, 2, 0)
+    assert acceptance_length([count]) == 2.0
+
+
+def test_epochs_read_every_document_once_and_fill_batches() -> None:
+    lengths = [7, 30, 5, 12, 9, 50, 3]
+    order = packed_order(lengths, 32, 40, seed=1, epoch=0)
+    assert sorted(i for batch in order for i in batch) == list(range(7))
+    assert order != packed_order(lengths, 32, 40, seed=1, epoch=1)
+    for batch in order:
+        assert len(batch) == 1 or sum(min(lengths[i], 40) for i in batch) <= 32
+    plan = plan_steps(
+        lengths,
+        batch_tokens=32,
+        max_length=40,
+        accumulate=2,
+        seed=1,
+        tokens=150,
+        epochs=None,
+    )
+    assert plan[-1].tokens_after >= 150 > plan[-2].tokens_after
+
+
+def test_learning_rates_by_hand() -> None:
+    def rates(kind: str) -> list[float]:
+        return [
+            learning_rate(i, 10, peak=1.0, scheduler=kind, warmup_ratio=0.2)  # type: ignore[arg-type]
+            for i in range(10)
+        ]
+
+    assert rates("constant") == [0.5] + [1.0] * 9
+    assert rates("linear")[2:] == pytest.approx([1 - i / 8 for i in range(8)])
+    assert rates("cosine")[6] == pytest.approx(0.5)
+
+
+def test_noise_depends_on_run_epoch_and_sample_alone() -> None:
+    documents = make_documents(3)
+    settings = NoiseSettings(kind="uniform_abs", std=0.05)
+    scales = layer_scales(documents)
+
+    def noisy(order: list[int], epoch: int, chosen: NoiseSettings = settings) -> torch.Tensor:
+        batch = pack([documents[i] for i in order], 100)
+        rows = add_noise(batch, chosen, scales, seed=1, epoch=epoch)
+        place = order.index(0)
+        return rows[batch.spans[place][0] : batch.spans[place][1]].float()
+
+    assert torch.equal(noisy([0, 1], 0), noisy([2, 0], 0))
+    assert not torch.equal(noisy([0, 1], 0), noisy([0, 1], 1))
+    clean = documents[0].aux.float()
+    assert (noisy([0], 0) - clean).abs().max() <= 0.05 + 0.02  # and bfloat16's own rounding
+    wide = noisy([0], 0, NoiseSettings(kind="gaussian_relative", std=0.5)) - clean
+    expected = 0.5 * scales
+    assert wide.std(dim=(0, 2)) == pytest.approx(expected.tolist(), rel=0.25)
+    batch = pack(documents, 100)
+    assert torch.equal(add_noise(batch, NoiseSettings(), None, seed=1, epoch=0), batch.aux_NPG)
