@@ -164,6 +164,13 @@ class Drafter(nn.Module):
         self.register_buffer("embed_VH", embed_VH, persistent=False)
         self.register_buffer("inverse_frequencies", inverse_frequencies(config), persistent=False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Drafter:
+        # `.to(bfloat16)` would round the frequencies too: at position 200 that is half a radian.
+        super()._apply(fn, recurse)
+        exact = inverse_frequencies(self.config)
+        self.inverse_frequencies = exact.to(self.inverse_frequencies.device)
+        return self
+
     def fuse(self, aux_NPG: Tensor) -> Tensor:
         """`fc` over the concatenated aux states: [N, P, G] to [N, H]."""
         config = self.config

@@ -1,0 +1,121 @@
+"""The verifier as decoding needs it: appends rows to a cache, gives logits and aux states, crops.
+
+Wraps a transformers causal LM. Knows nothing of drafters or of how tokens are chosen.
+
+Shape suffixes: N new rows, M rows with logits asked for, V vocabulary, n aux layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.cached_attention import GROUPED, buffer_cache, register
+from eagle3.decode import Rows
+from eagle3.errors import HarnessError
+from eagle3.verifier import decoder_of
+
+
+class CachedVerifier:
+    """One sequence's verifier: `forward` appends tokens, `crop` takes the last ones back.
+
+    Args:
+        model: transformers causal LM in eval mode; its attention implementation is changed.
+        aux_layers: post-layer indices, k = output of decoder layer k with its residual added.
+        capacity: rows to make room for at first.
+
+    Raises:
+        HarnessError: a layer that does not exist, or a verifier with recurrent layers, whose state
+            cannot be cropped.
+    """
+
+    def __init__(self, model: nn.Module, aux_layers: Sequence[int], capacity: int = 1024) -> None:
+        decoder = decoder_of(model)
+        config: Any = decoder.config
+        self._model: Any = model
+        self._num_layers = config.num_hidden_layers
+        self._capacity = capacity
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if not kinds <= {"full_attention", "sliding_attention", "chunked_attention"}:
+            raise HarnessError(
+                "the verifier's cache cannot be cropped",
+                rule="attention in every layer",
+                got=", ".join(sorted(kinds)),
+                fix="evaluate with a serving engine instead of the local one",
+            )
+        if max(aux_layers) >= self._num_layers:
+            raise HarnessError(
+                "aux states of a layer that the verifier does not have",
+                rule=f"below {self._num_layers}",
+                got=list(aux_layers),
+            )
+        plain = kinds <= {"full_attention", "sliding_attention"}
+        softcap = getattr(config, "attn_logit_softcapping", None)
+        if plain and softcap is None and getattr(model, "_supports_sdpa", False):
+            register()
+            self._model.set_attn_implementation(GROUPED)
+        # The argument was renamed within the range of releases that the project allows.
+        names = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._aux: dict[int, Tensor] = {}
+        self._aux_layers = list(aux_layers)
+        self._hooks = [
+            decoder.layers[layer].register_forward_hook(self._keeper(layer))  # type: ignore[index]
+            for layer in sorted(set(aux_layers))
+        ]
+        self.reset()
+
+    def _keeper(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            self._aux[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        return keep
+
+    def reset(self) -> None:
+        """Forgets the sequence."""
+        self._cache = buffer_cache(self._num_layers, self._capacity)
+
+    @property
+    def length(self) -> int:
+        """Rows in the cache."""
+        return int(self._cache.get_seq_length())
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids have to lie."""
+        device: torch.device = self._model.device
+        return device
+
+    @torch.inference_mode()
+    def forward(self, token_ids_N: Tensor, logits_rows: int) -> Rows:
+        """Appends tokens.
+
+        Args:
+            token_ids_N: i64, the tokens that follow what is in the cache.
+            logits_rows: M; of how many of the last rows the logits are wanted.
+
+        Returns:
+            Rows: logits f[M, V], aux f[N, n, H], in the verifier's dtype.
+        """
+        out = self._model(
+            token_ids_N[None],
+            use_cache=True,
+            logits_to_keep=logits_rows,
+            **{self._cache_name: self._cache},
+        )
+        aux_NLH = torch.stack([self._aux[layer] for layer in self._aux_layers], dim=1)
+        return Rows(logits_MV=out.logits[0], aux_NLH=aux_NLH)
+
+    def crop(self, length: int) -> None:
+        """Forgets all rows from `length` on."""
+        for layer in self._cache.layers:
+            layer.keep(length)
+
+    def close(self) -> None:
+        """Takes the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
