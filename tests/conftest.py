@@ -27,6 +27,17 @@ def project_root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow SQLite file with its tables and nothing in them: making one takes seconds, copying
+    it does not. Shared: copy it."""
+    from mlflow import MlflowClient
+
+    database = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
+    return database
+
+
+@pytest.fixture(scope="session")
 def tiny_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama-like verifier with lm_head tied to the embedding. Shared: don't write into it."""
     return make_tiny_verifier(tmp_path_factory.mktemp("verifier") / "tied", tied=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def test_a_known_mistake_is_a_message(project: Path, capsys: pytest.CaptureFixtu
     assert not (project / "provenance").exists()
 
 
-def test_a_stage_reports_to_mlflow(project: Path) -> None:
+def test_a_stage_reports_to_mlflow(project: Path, empty_store: Path) -> None:
+    shutil.copy(empty_store, project / "mlflow.db")
+
     def main(stage: Stage, args: argparse.Namespace) -> None:
         with stage.work({"lr": 1}) as folder:
             assert folder.is_relative_to(project / ".work")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, empty_store: Path) -> Store:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     return Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
 
 
@@ -281,7 +283,8 @@ client.create_run(experiment)
 """
 
 
-def test_processes_that_meet_a_fresh_store(store: Store) -> None:
+def test_processes_that_meet_a_fresh_store(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
     command = [sys.executable, "-c", MEETING, store.uri]
     running = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
