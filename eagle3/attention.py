@@ -3,10 +3,10 @@
 A query of step k sees the keys of step 0 up to its own row, and of steps 1..k its own row only. So
 the result is one ordinary causal attention whose log-sum-exp is merged with k dot products a row:
 no [L, (k+1)L] matrix exists and memory is linear in L. The backward pass needs nothing new either:
-a flash backward that is handed the *merged* output and log-sum-exp recomputes the merged
+an attention backward that is handed the *merged* output and log-sum-exp recomputes the merged
 probabilities of step 0's keys, and the k dot products are differentiated by hand.
 
-Legend: N packed rows, R rows with a query, A heads, E head dimension, B documents, L rows of one.
+Legend: N packed rows, R rows with a query, A heads, E head dimension, L rows of a document.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 Spans = Sequence[tuple[int, int]]
+BLOCK_ROWS = 512  # queries of one block of the backward pass
 
 
 def ttt_attention(
@@ -128,24 +129,21 @@ class _TTTAttention(torch.autograd.Function):
 def causal_forward(
     q_NAE: Tensor, k_NAE: Tensor, v_NAE: Tensor, documents: Spans
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention inside each document: output [N, A, E] and log-sum-exp [N, A].
-
-    On CPU through torch's flash kernel, one call a document; elsewhere, until torch's public
-    variable-length attention gives back a log-sum-exp on every device, densely per document.
-    """
+    """Causal attention inside each document: output [N, A, E] and log-sum-exp [N, A]."""
     out_NAE = torch.empty_like(q_NAE)
-    wide = torch.float64 if q_NAE.dtype == torch.float64 else torch.float32
+    wide = torch.promote_types(q_NAE.dtype, torch.float32)
     lse_NA = torch.empty(q_NAE.shape[:2], dtype=wide, device=q_NAE.device)
     for start, end in documents:
-        q, k, v = (_heads_first(x[start:end]) for x in (q_NAE, k_NAE, v_NAE))
+        q, k, v = (x[start:end].transpose(0, 1) for x in (q_NAE, k_NAE, v_NAE))
         if q.device.type == "cpu":
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, True
+                q[None], k[None], v[None], 0.0, True
             )
+            out, lse = out[0], lse[0]
         else:
-            out, lse = _dense_forward(q, k, v)
-        out_NAE[start:end] = out[0].transpose(0, 1)
-        lse_NA[start:end] = lse[0].transpose(0, 1)
+            out, lse = blocked_forward(q, k, v)
+        out_NAE[start:end] = out.transpose(0, 1)
+        lse_NA[start:end] = lse.transpose(0, 1)
     return out_NAE, lse_NA
 
 
@@ -158,52 +156,70 @@ def causal_backward(
     lse_NA: Tensor,
     documents: Spans,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, given output and log-sum-exp (merged ones too)."""
+    """Gradients of queries, keys and values, given output and log-sum-exp (merged ones too).
+
+    In blocks of queries, as matrix products: torch's flash backward for CPU takes several times
+    as long on documents of a few hundred rows, where most of them are.
+    """
+    delta_NA = (grad_NAE * out_NAE).sum(-1, dtype=lse_NA.dtype)
     grads = torch.empty_like(q_NAE), torch.empty_like(k_NAE), torch.empty_like(v_NAE)
     for start, end in documents:
-        grad, q, k, v, out = (
-            _heads_first(x[start:end]) for x in (grad_NAE, q_NAE, k_NAE, v_NAE, out_NAE)
-        )
-        lse = lse_NA[start:end].transpose(0, 1)[None].contiguous()
-        if q.device.type == "cpu":
-            made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, lse, 0.0, True
-            )
-        else:
-            made = _dense_backward(grad, q, k, v, out, lse)
+        grad, q, k, v = (x[start:end].transpose(0, 1) for x in (grad_NAE, q_NAE, k_NAE, v_NAE))
+        lse, delta = (x[start:end].transpose(0, 1) for x in (lse_NA, delta_NA))
+        made = blocked_backward(grad, q, k, v, lse, delta)
         for target, source in zip(grads, made, strict=True):
-            target[start:end] = source[0].transpose(0, 1)
+            target[start:end] = source.transpose(0, 1)
     return grads
 
 
-def _heads_first(x_LAE: Tensor) -> Tensor:
-    """[L, A, E] seen as [1, A, L, E]."""
-    return x_LAE.transpose(0, 1)[None]
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + BLOCK_ROWS, length)) for start in range(0, length, BLOCK_ROWS)]
 
 
-def _dense_scores(q: Tensor, k: Tensor) -> Tensor:
-    length, wide = q.shape[2], torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(wide) @ k.to(wide).transpose(-1, -2)) * q.shape[-1] ** -0.5
-    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(future, float("-inf"))
+def _weights(q: Tensor, k: Tensor, first: int, lse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax weights of a block of queries, rows `first` on, over keys up to its end; and lse.
+
+    Weights and products are in the inputs' dtype, as flash kernels have them; exponents are wide.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.transpose(-1, -2)).to(wide) * q.shape[-1] ** -0.5
+    own = torch.arange(first, first + q.shape[1], device=q.device)
+    future = torch.arange(k.shape[1], device=q.device) > own[:, None]
+    scores.masked_fill_(future, float("-inf"))
+    if lse is None:
+        lse = torch.logsumexp(scores, dim=-1)
+    return scores.sub_(lse[..., None]).exp_(), lse
 
 
-def _dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    scores = _dense_scores(q, k)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = (scores - lse[..., None]).exp()
-    return (weights @ v.to(weights.dtype)).to(q.dtype), lse
+def blocked_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal attention of one document, [A, L, E] each: output and log-sum-exp [A, L].
+
+    For devices whose public kernels give no log-sum-exp.
+    """
+    outs, lses = [], []
+    for start, end in _blocks(q.shape[1]):
+        weights, lse = _weights(q[:, start:end], k[:, :end], start, None)
+        outs.append(weights.to(v.dtype) @ v[:, :end])
+        lses.append(lse)
+    return torch.cat(outs, 1), torch.cat(lses, 1)
 
 
-def _dense_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+def blocked_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse_AL: Tensor, delta_AL: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    weights = (_dense_scores(q, k) - lse[..., None]).exp()
-    wide = weights.dtype
-    grad, out = grad.to(wide), out.to(wide)
-    delta = (grad * out).sum(-1, keepdim=True)
-    grad_scores = weights * (grad @ v.to(wide).transpose(-1, -2) - delta) * q.shape[-1] ** -0.5
-    grad_q = grad_scores @ k.to(wide)
-    grad_k = grad_scores.transpose(-1, -2) @ q.to(wide)
-    grad_v = weights.transpose(-1, -2) @ grad
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+    """Gradients of one document, [A, L, E] each; memory linear in L."""
+    scale = q.shape[-1] ** -0.5
+    blocks = _blocks(q.shape[1])
+    # Sums over blocks are wide; a single block needs none.
+    wide = lse_AL.dtype if len(blocks) > 1 else k.dtype
+    grad_q = torch.empty_like(q)
+    grad_k, grad_v = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    for start, end in blocks:
+        own = slice(start, end)
+        weights, _ = _weights(q[:, own], k[:, :end], start, lse_AL[:, own])
+        grad_weights = grad[:, own] @ v[:, :end].transpose(-1, -2)
+        grad_v[:, :end] += weights.to(v.dtype).transpose(-1, -2) @ grad[:, own]
+        grad_scores = (grad_weights - delta_AL[:, own, None]).mul_(weights).mul_(scale).to(q.dtype)
+        grad_q[:, own] = grad_scores @ k[:, :end]
+        grad_k[:, :end] += grad_scores.transpose(-1, -2) @ q[:, own]
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)

@@ -94,22 +94,22 @@ def ttt_steps(
     # Step 0: every row is a key; the last row of the batch has no next token and serves nobody.
     next_rows = torch.arange(1, rows + 1, device=active_R.device).clamp_(max=rows - 1)
     normed_NH = unit_norm(fused_NH, eps)
-    qkv = F.linear(normed_NH, weights.hidden_qkv) + embed_qkv[next_rows]
+    qkv = F.linear(normed_NH, weights.hidden_qkv) + embed_qkv.index_select(0, next_rows)
     q, k, v = _heads(qkv, config)
     turn = rotary(batch.positions_N, drafter.inverse_frequencies, dtype)
     q_NAE, k_NKE = rotate(q, *turn), rotate(k, *turn)
     keys_NAE, values_NAE = _repeat(k_NKE, heads), _repeat(v, heads)
     rows_R = None if every else active_R
-    q_RAE = q_NAE if every else q_NAE[active_R]
-    hidden_RH = fused_NH if every else fused_NH[active_R]
-    normed_RH = normed_NH if every else normed_NH[active_R]
+    q_RAE = q_NAE if every else q_NAE.index_select(0, active_R)
+    hidden_RH = fused_NH if every else fused_NH.index_select(0, active_R)
+    normed_RH = normed_NH if every else normed_NH.index_select(0, active_R)
     later_keys: list[Tensor] = []
     later_values: list[Tensor] = []
     for step in range(steps):
         if step:
             normed_RH = unit_norm(hidden_RH, eps)
             shifted = (active_R + 1 + step).clamp(max=rows - 1)
-            qkv = F.linear(normed_RH, weights.hidden_qkv) + embed_qkv[shifted]
+            qkv = F.linear(normed_RH, weights.hidden_qkv) + embed_qkv.index_select(0, shifted)
             q, k, v = _heads(qkv, config)
             turn = rotary(batch.positions_N[active_R] + step, drafter.inverse_frequencies, dtype)
             q_RAE = rotate(q, *turn)

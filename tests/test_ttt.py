@@ -170,19 +170,21 @@ def test_accuracies_count_rows_outside_the_draft_vocabulary_as_misses() -> None:
         assert outcome.rows[0] == measured[0] - (dropped if policy == "drop" else 0)
 
 
-def test_the_dense_fallback_is_the_flash_kernel() -> None:
+@pytest.mark.parametrize("block", [4, 512])
+def test_blocked_attention_is_the_flash_kernel(block: int, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "BLOCK_ROWS", block)
     draw = torch.Generator().manual_seed(0)
-    q, k, v, grad = (torch.randn(1, 3, 11, 8, generator=draw).double() for _ in range(4))
-    documents = [(0, 11)]
-    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
-    out, lse = attention.causal_forward(*rows, documents)
-    dense_out, dense_lse = attention._dense_forward(q, k, v)
-    torch.testing.assert_close(out, dense_out[0].transpose(0, 1))
-    torch.testing.assert_close(lse, dense_lse[0].transpose(0, 1))
-    made = attention.causal_backward(grad[0].transpose(0, 1), *rows, out, lse, documents)
-    dense = attention._dense_backward(grad, q, k, v, dense_out, dense_lse)
-    for mine, theirs in zip(made, dense, strict=True):
-        torch.testing.assert_close(mine, theirs[0].transpose(0, 1))
+    q, k, v, grad = (torch.randn(3, 11, 8, generator=draw).double() for _ in range(4))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = flash(q[None], k[None], v[None], 0.0, True)
+    mine, my_lse = attention.blocked_forward(q, k, v)
+    torch.testing.assert_close(mine, out[0])
+    torch.testing.assert_close(my_lse, lse[0])
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    theirs = backward(grad[None], q[None], k[None], v[None], out, lse, 0.0, True)
+    made = attention.blocked_backward(grad, q, k, v, my_lse, (grad * mine).sum(-1))
+    for a, b in zip(made, theirs, strict=True):
+        torch.testing.assert_close(a, b[0])
 
 
 def test_cached_drafting_is_the_reference() -> None:
