@@ -185,8 +185,17 @@ def test_no_doubles_when_a_batch_may_have_arrived(
     # Another process takes over, as after a kill.
     saved = State.read(folder)
     assert saved is not None and saved.sending is not None
+    sent: list[int] = []
+
+    def records(self: object, run_id: str, metrics: list = (), **other: object) -> None:  # type: ignore[assignment, type-arg]
+        sent.extend(metric.step for metric in metrics)
+        real(self, run_id, metrics=metrics, **other)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MlflowClient, "log_batch", records)
     assert Sender(store, folder, saved).flush()
     assert saved.run_id is not None
+    # MLflow on SQL would drop an equal point by itself; no other store promises to.
+    assert sent == [1, 2, 3][arrived:]
     assert history(store, saved.run_id, "loss") == [(1, 5.0), (2, 6.0), (3, 7.0)]
 
 
@@ -286,10 +295,10 @@ client.create_run(experiment)
 def test_processes_that_meet_a_fresh_store(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
     command = [sys.executable, "-c", MEETING, store.uri]
-    running = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
-    assert [process.wait() for process in running] == [0, 0, 0]
+    running = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
     client, experiment = sending.open_client(store)
-    assert len(client.search_runs([experiment])) == 3
+    assert len(client.search_runs([experiment])) == 2
 
 
 def test_telemetry_is_off() -> None:
