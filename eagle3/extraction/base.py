@@ -89,16 +89,15 @@ def choose_layers(asked: list[int] | None, num_hidden_layers: int, *, where: str
     """
     layers = default_layers(num_hidden_layers) if asked is None else asked
     if not layers or len(set(layers)) != len(layers):
+        fix = "the default needs a verifier of seven layers or more: name layers in the params"
         raise HarnessError(
             "aux layers cannot be used", where=f"{where}.aux_layers",
-            rule="at least one, none twice", got=layers,
+            rule="at least one, none twice", got=layers, fix=fix if asked is None else None,
         )  # fmt: skip
     if min(layers) < 0 or max(layers) >= num_hidden_layers:
         raise HarnessError(
             "the verifier has no such layer", where=f"{where}.aux_layers",
             rule=f"post-layer indices from 0 to {num_hidden_layers - 1}", got=layers,
-            fix="name layers in the params: the default needs a verifier of five layers or more"
-            if asked is None
-            else "hidden_states[k + 1] of transformers is the output of layer k",
+            fix="the output of layer k is hidden_states[k + 1] of transformers",
         )  # fmt: skip
     return list(layers)

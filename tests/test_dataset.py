@@ -1,0 +1,211 @@
+"""Shards: what is read is what was written, after kills, torn files and flipped bits too."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import eagle3.dataset
+from eagle3.dataset import Document, ShardWriter, StatesDataset, StatesMeta
+from eagle3.errors import HarnessError
+
+HIDDEN = 8
+META = StatesMeta(
+    verifier="tiny",
+    config_hash="abc",
+    engine="test",
+    engine_version="1",
+    aux_layers=[0, 2],
+    final_hidden="post_norm",
+    dtype="bfloat16",
+    hidden_size=HIDDEN,
+    vocab_size=100,
+)
+BYTES_PER_ROW = 3 * HIDDEN * 2 + 4 + 4 + 4 + 1
+
+
+def make_document(number: int) -> Document:
+    """Document `number` of `number % 5 + 3` rows; every value says where it belongs."""
+    rows = number % 5 + 3
+    token_ids = torch.arange(rows, dtype=torch.int32) + number
+    aux = torch.full((rows, 2, HIDDEN), float(number)).bfloat16()
+    aux[:, 1] += 0.5
+    return Document(
+        id=f"d{number}",
+        source="even" if number % 2 == 0 else "odd",
+        token_ids=token_ids,
+        loss_mask=(token_ids % 2 == 0).to(torch.uint8),
+        aux=aux,
+        final=-aux[:, 0],
+        verifier_top1=token_ids + 1,
+        verifier_lse=token_ids / 3,
+    )
+
+
+def write(folder: Path, numbers: range, shard_rows: int = 20) -> StatesMeta:
+    writer = ShardWriter(folder, META, shard_rows * BYTES_PER_ROW)
+    for number in numbers:
+        if f"d{number}" not in writer.done:
+            writer.add(make_document(number))
+    return writer.finish()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+def test_reads_what_was_written(tmp_path: Path) -> None:
+    meta = write(tmp_path / "a", range(17))
+    assert (meta.documents, meta.rows) == (17, sum(n % 5 + 3 for n in range(17)))
+    assert meta.supervised == sum(int(make_document(n).loss_mask.sum()) for n in range(17))
+    dataset = StatesDataset.open(tmp_path / "a", verify=True)
+    assert dataset.meta == meta and len(dataset) == 17
+    assert dataset.ids == [f"d{n}" for n in range(17)]
+    assert dataset.lengths == [n % 5 + 3 for n in range(17)]
+    assert dataset.sources[:2] == ["even", "odd"]
+    assert len(list((tmp_path / "a").glob("shard-*.safetensors"))) > 2
+    for number, found in enumerate(dataset):
+        expected = make_document(number)
+        for name in ("token_ids", "loss_mask", "aux", "final", "verifier_top1", "verifier_lse"):
+            torch.testing.assert_close(
+                getattr(found, name), getattr(expected, name), rtol=0, atol=0
+            )
+
+
+def test_shards_are_plain_safetensors(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    write(tmp_path / "a", range(3), shard_rows=1000)
+    tensors = load_file(tmp_path / "a" / "shard-00000.safetensors")
+    assert tensors["document"].tolist() == [0, 3, 7, 12]
+    assert tensors["document"].dtype == torch.int32
+    assert tensors["aux"].shape == (12, 2, HIDDEN) and tensors["aux"].dtype == torch.bfloat16
+    assert tensors["aux"][7, 1, 0] == 2.5 and tensors["final"][7, 0] == -2
+
+
+def test_memory_mapping_does_not_copy(tmp_path: Path) -> None:
+    write(tmp_path / "a", range(4), shard_rows=1000)
+    dataset = StatesDataset.open(tmp_path / "a")
+    first, last = dataset[0], dataset[3]
+    assert first.aux.untyped_storage().data_ptr() == last.aux.untyped_storage().data_ptr()
+    assert last.aux.data_ptr() - first.aux.data_ptr() == (3 + 4 + 5) * 2 * HIDDEN * 2
+    mapped = Path("/proc/self/maps")
+    if mapped.exists():
+        assert "a/shard-00000.safetensors" in mapped.read_text()
+    # A loader process gets the paths, not the states.
+    assert len(pickle.dumps(dataset)) < 3000
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[3].aux, last.aux)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "deaths"),
+    [
+        (os, "fsync", 2),  # in the middle of the first shard
+        (os, "fsync", 9),
+        (Path, "replace", 3),  # a shard is on disk under its temporary name
+        (eagle3.dataset, "_line", 2),  # a shard is in place, the index doesn't know it
+        (ShardWriter, "add", 15),
+    ],
+)
+def test_killed_and_resumed_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: object, name: str, deaths: int
+) -> None:
+    write(tmp_path / "whole", range(23))
+    killed = tmp_path / "killed"
+    calls = itertools.count(1)
+    real = getattr(target, name)
+
+    def dying(*args: object, **kwargs: object) -> object:
+        if next(calls) == deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(target, name, dying)
+        write(killed, range(23))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    with pytest.raises(HarnessError, match="no finished folder"):
+        StatesDataset.open(killed)
+    write(killed, range(23))
+    assert contents(killed) == contents(tmp_path / "whole")
+
+
+def test_torn_leftovers_are_dropped(tmp_path: Path) -> None:
+    write(tmp_path / "whole", range(23))
+    torn = tmp_path / "torn"
+    write(torn, range(23))
+    (torn / "meta.json").unlink()
+    index = torn / "index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    assert len(lines) >= 4
+    index.write_bytes(b"".join(lines[:3]) + lines[3][:17])  # a line cut short
+    second = torn / json.loads(lines[1])["file"]
+    second.write_bytes(second.read_bytes()[:-1])  # a shard cut short
+    (torn / "shard-00009.safetensors.part").write_bytes(b"half")
+    kept = [item["id"] for item in json.loads(lines[0])["documents"]]
+    assert ShardWriter(torn, META, 20 * BYTES_PER_ROW).done == set(kept)
+    write(torn, range(23))
+    assert contents(torn) == contents(tmp_path / "whole")
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "a", range(5))
+    shard = tmp_path / "a" / "shard-00000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    StatesDataset.open(tmp_path / "a")
+    with pytest.raises(HarnessError, match=r"content has changed[\s\S]*shard-00000"):
+        StatesDataset.open(tmp_path / "a", verify=True)
+    shard.write_bytes(data[:-1])
+    with pytest.raises(HarnessError, match="missing or damaged"):
+        StatesDataset.open(tmp_path / "a")
+
+
+def test_other_states_are_not_mixed_in(tmp_path: Path) -> None:
+    ShardWriter(tmp_path, META).add(make_document(0))
+    with pytest.raises(HarnessError, match="differs in aux_layers, final_hidden"):
+        ShardWriter(
+            tmp_path, META.model_copy(update={"aux_layers": [1, 2], "final_hidden": "pre_norm"})
+        )
+
+
+def test_samples_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, META)
+    good = make_document(1)
+    fields = dict(good.__dict__)
+    with pytest.raises(HarnessError, match=r"final does not fit[\s\S]*sample d1"):
+        writer.add(Document(**{**fields, "final": good.final[1:]}))
+    spoilt = good.aux.clone()
+    spoilt[2, 1, 3] = float("nan")
+    with pytest.raises(HarnessError, match=r"aux holds a NaN[\s\S]*sample d1"):
+        writer.add(Document(**{**fields, "aux": spoilt}))
+    with pytest.raises(HarnessError, match="no document to write"):
+        writer.finish()
+
+
+def test_states_of_another_verifier(tmp_path: Path) -> None:
+    write(tmp_path / "a", range(3))
+    dataset = StatesDataset.open(tmp_path / "a")
+    ours = SimpleNamespace(
+        verifier="tiny", config_hash="abc", hidden_size=HIDDEN, vocab_size=100, num_hidden_layers=3
+    )
+    dataset.check(ours)
+    for name, value in (("config_hash", "abd"), ("hidden_size", 9), ("vocab_size", 101)):
+        other = SimpleNamespace(**{**ours.__dict__, name: value})
+        with pytest.raises(HarnessError, match=rf"do not belong together[\s\S]*{name} is {value}"):
+            dataset.check(other)
+    with pytest.raises(HarnessError, match="a layer that the verifier does not have"):
+        dataset.check(SimpleNamespace(**{**ours.__dict__, "num_hidden_layers": 2}))
