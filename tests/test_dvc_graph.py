@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stages.closure import WITHOUT_EFFECT, code_of
+from stages.params import read_params
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -70,26 +71,26 @@ def test_outs_are_a_stages_own(stages: list[PipelineStage]) -> None:
         assert [outer for outer in every if outer in inner.parents] == []
 
 
-def test_command_lines_name_their_files(stages: list[PipelineStage]) -> None:
-    """An artefact that a stage reads or writes is said in its command, so it is a dep or an out."""
+def test_command_lines_name_their_files(stages: list[PipelineStage], project_root: Path) -> None:
+    """What a stage reads or writes is said in its command or its settings, and declared."""
+    arms = read_params(project_root / "params.yaml")["arms"]
     for stage in stages:
-        named = {
-            word
-            for word in stage.cmd.split()
-            if word.split("/")[0] in OUTPUT_FOLDERS and "/" in word
-        }
-        declared = paths(stage.outs) | {
-            path for path in paths(stage.deps) if path.split("/")[0] in OUTPUT_FOLDERS
-        }
-        # A folder named for several files in it stands for them.
-        for word in named:
-            assert any(
-                path == word or path.startswith(f"{word}/") or word.startswith(f"{path}/")
-                for path in declared
-            ), f"{stage.addressing}: {word} is neither a dep nor an out"
-        for path in declared - {f"provenance/{stage.name}.json"}:
-            assert any(path == word or path.startswith(f"{word}/") for word in named), (
-                f"{stage.addressing}: {path} is not in its command line"
+        arm = arms[stage.name.partition("@")[2]] if module_of(stage) == "stages.train" else {}
+        words = {*stage.cmd.split(), *(str(value) for value in arm.values())}
+        named = {word for word in words if word.split("/")[0] in OUTPUT_FOLDERS and "/" in word}
+        declared = {path for path in paths(stage.outs) if not path.startswith("provenance/")}
+        declared |= {p for p in paths(stage.deps) if p.split("/")[0] in OUTPUT_FOLDERS}
+
+        def within(inner: str, outer: str) -> bool:
+            return inner == outer or inner.startswith(f"{outer}/")
+
+        for word in named:  # a folder named for several files in it stands for them
+            assert any(within(path, word) or within(word, path) for path in declared), (
+                f"{stage.addressing}: {word} is neither a dep nor an out"
+            )
+        for path in declared:
+            assert any(within(path, word) for word in named), (
+                f"{stage.addressing}: {path} is in neither its command nor its settings"
             )
 
 
