@@ -168,6 +168,9 @@ def train(
     dtype = getattr(torch, settings.dtype)
     data = replace(data, head=_head_on(data.head, device, dtype))
     drafter.embed_VH = drafter.embed_VH.to(dtype)
+    if settings.drafter.head == "frozen":
+        # Nothing is added to it, so it needs no float32 and no cast in every step.
+        drafter.lm_head.to(dtype)
     scales = layer_scales(data.documents) if settings.noise.kind == "gaussian_relative" else None
     progress = _resume(work, trained, optimizer)
     evaluations = {

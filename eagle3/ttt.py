@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.attention import ttt_attention
-from eagle3.drafter import Drafter, DrafterConfig, rms_norm, rotary, rotate
+from eagle3.drafter import Drafter, DrafterConfig, rms_norm, rotary
 from eagle3.packing import Batch
 
 
@@ -95,9 +95,10 @@ def ttt_steps(
     next_rows = torch.arange(1, rows + 1, device=active_R.device).clamp_(max=rows - 1)
     normed_NH = unit_norm(fused_NH, eps)
     qkv = F.linear(normed_NH, weights.hidden_qkv) + embed_qkv.index_select(0, next_rows)
-    q, k, v = _heads(qkv, config)
+    split = [heads, config.num_key_value_heads]
+    qk, v = _heads(qkv, config)
     turn = rotary(batch.positions_N, drafter.inverse_frequencies, dtype)
-    q_NAE, k_NKE = rotate(q, *turn), rotate(k, *turn)
+    q_NAE, k_NKE = turned(qk, *turn).split(split, dim=1)
     keys_NAE, values_NAE = _repeat(k_NKE, heads), _repeat(v, heads)
     rows_R = None if every else active_R
     q_RAE = q_NAE if every else q_NAE.index_select(0, active_R)
@@ -110,10 +111,10 @@ def ttt_steps(
             normed_RH = unit_norm(hidden_RH, eps)
             shifted = (active_R + 1 + step).clamp(max=rows - 1)
             qkv = F.linear(normed_RH, weights.hidden_qkv) + embed_qkv.index_select(0, shifted)
-            q, k, v = _heads(qkv, config)
+            qk, v = _heads(qkv, config)
             turn = rotary(batch.positions_N[active_R] + step, drafter.inverse_frequencies, dtype)
-            q_RAE = rotate(q, *turn)
-            later_keys.append(_repeat(rotate(k, *turn), heads))
+            q_RAE, k = turned(qk, *turn).split(split, dim=1)
+            later_keys.append(_repeat(k, heads))
             later_values.append(_repeat(v, heads))
         mixed_RAE = ttt_attention(
             q_RAE, keys_NAE, values_NAE, later_keys, later_values, rows_R, batch.spans
@@ -137,10 +138,12 @@ def _fuse(aux_NPG: Tensor, weights: Weights, config: DrafterConfig) -> Tensor:
     return F.linear(flat, weights.fc)
 
 
-def _heads(qkv: Tensor, config: DrafterConfig) -> tuple[Tensor, Tensor, Tensor]:
-    split = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    q, k, v = qkv.view(len(qkv), -1, config.head_dim).split(split, dim=1)
-    return q, k, v
+def _heads(qkv: Tensor, config: DrafterConfig) -> tuple[Tensor, Tensor]:
+    """Queries and keys together, which turn alike, and values."""
+    kv_heads = config.num_key_value_heads
+    split = [config.num_attention_heads + kv_heads, kv_heads]
+    qk, v = qkv.view(len(qkv), -1, config.head_dim).split(split, dim=1)
+    return qk, v
 
 
 def _repeat(x_NKE: Tensor, heads: int) -> Tensor:
@@ -149,6 +152,33 @@ def _repeat(x_NKE: Tensor, heads: int) -> Tensor:
     if group == 1:
         return x_NKE
     return x_NKE[:, :, None].expand(-1, -1, group, -1).reshape(len(x_NKE), heads, -1)
+
+
+def turned(x_NAE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`drafter.rotate` for training: writes into one tensor and keeps none of its inputs."""
+    out: Tensor = _Turn.apply(x_NAE, cos[:, None], sin[:, None])
+    return out
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, sin, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    out = torch.empty_like(x)
+    first, second = x.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=direction)
+    return out
 
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:
