@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle3.cached_attention import GROUPED, buffer_cache, register
+from eagle3.cached_attention import GROUPED, BufferLayer, buffer_cache, register
 from eagle3.decode import Rows
 from eagle3.errors import HarnessError
 from eagle3.verifier import decoder_of
@@ -24,7 +24,8 @@ class CachedVerifier:
     """One sequence's verifier: `forward` appends tokens, `crop` takes the last ones back.
 
     Args:
-        model: transformers causal LM in eval mode; its attention implementation is changed.
+        model: transformers causal LM in eval mode; until `close`, its attention works for this
+            verifier's calls only.
         aux_layers: post-layer indices, k = output of decoder layer k with its residual added.
         capacity: rows to make room for at first.
 
@@ -34,7 +35,7 @@ class CachedVerifier:
     """
 
     def __init__(self, model: nn.Module, aux_layers: Sequence[int], capacity: int = 1024) -> None:
-        decoder = decoder_of(model)
+        decoder: Any = decoder_of(model)
         config: Any = decoder.config
         self._model: Any = model
         self._num_layers = config.num_hidden_layers
@@ -55,6 +56,7 @@ class CachedVerifier:
             )
         plain = kinds <= {"full_attention", "sliding_attention"}
         softcap = getattr(config, "attn_logit_softcapping", None)
+        self._stock_attention = config._attn_implementation
         if plain and softcap is None and getattr(model, "_supports_sdpa", False):
             register()
             self._model.set_attn_implementation(GROUPED)
@@ -64,7 +66,7 @@ class CachedVerifier:
         self._aux: dict[int, Tensor] = {}
         self._aux_layers = list(aux_layers)
         self._hooks = [
-            decoder.layers[layer].register_forward_hook(self._keeper(layer))  # type: ignore[index]
+            decoder.layers[layer].register_forward_hook(self._keeper(layer))
             for layer in sorted(set(aux_layers))
         ]
         self.reset()
@@ -113,9 +115,11 @@ class CachedVerifier:
     def crop(self, length: int) -> None:
         """Forgets all rows from `length` on."""
         for layer in self._cache.layers:
+            assert isinstance(layer, BufferLayer)
             layer.keep(length)
 
     def close(self) -> None:
-        """Takes the hooks off the model."""
+        """Gives the model back as it was: without hooks, with its own attention."""
+        self._model.set_attn_implementation(self._stock_attention)
         for hook in self._hooks:
             hook.remove()

@@ -8,6 +8,8 @@ only. Knows nothing of models beyond `nn.Linear`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +31,11 @@ class PackedLinear(nn.Module):
         return out
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, *, leave: Collection[str] = ()) -> int:
     """Replaces the `nn.Linear` layers of a model by packed ones, in place; returns how many.
+
+    Args:
+        leave: attribute names of layers whose `weight` others read; they stay.
 
     Does nothing (and returns 0) off the CPU, for other dtypes than bfloat16, and in builds of torch
     without the operators. A weight shared with an embedding stays where the embedding has it.
@@ -41,7 +46,7 @@ def pack_linears(model: nn.Module) -> int:
     packed = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and _fits(child.weight):
+            if type(child) is nn.Linear and name not in leave and _fits(child.weight):
                 setattr(module, name, PackedLinear(child))
                 packed += 1
     return packed

@@ -1,0 +1,111 @@
+"""Acceptance counts of a drafter: one line a prompt, and the summary by benchmark.
+
+Knows counts, not how they were made: by replay, by the local engine or by a server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt
+
+from eagle3.errors import HarnessError
+from eagle3.settings import Settings, read_settings
+from eagle3.statistics import conditional_rates, unconditional_rates
+from eagle3.workspace import write_atomically
+
+ALL = "all"
+NGRAM = 3
+
+
+class PromptCounts(Settings):
+    """What verification counted on one prompt.
+
+    Attributes:
+        drafted, accepted: draft tokens, accepted ones counted before any cut at the answer's end.
+        accepted_per_position: steps that accepted the draft at position 1 .. k.
+        tokens: of the answer.
+    """
+
+    id: str
+    benchmark: str
+    verify_steps: NonNegativeInt
+    drafted: NonNegativeInt
+    accepted: NonNegativeInt
+    accepted_per_position: list[NonNegativeInt]
+    tokens: NonNegativeInt
+
+
+def write_counts(path: Path, counts: Iterable[PromptCounts]) -> None:
+    """Writes JSON lines, in the order given."""
+    write_atomically(path, "".join(json.dumps(item.model_dump()) + "\n" for item in counts))
+
+
+def read_counts(path: Path) -> list[PromptCounts]:
+    """Reads JSON lines that `write_counts` wrote.
+
+    Raises:
+        HarnessError: names file and line.
+    """
+    if not path.is_file():
+        raise HarnessError("counts are missing", where=path, fix="run the evaluate stage")
+    counts = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        where = f"{path}:{number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise HarnessError("not a JSON line", where=where, got=error) from None
+        counts.append(read_settings(PromptCounts, values, where=where))
+    if not counts:
+        raise HarnessError("no prompt was counted", where=path)
+    return counts
+
+
+def by_benchmark(counts: Sequence[PromptCounts]) -> dict[str, list[PromptCounts]]:
+    """Counts of each benchmark by name, and of all prompts under `ALL`."""
+    names = sorted({item.benchmark for item in counts})
+    groups = {name: [item for item in counts if item.benchmark == name] for name in names}
+    return groups | {ALL: list(counts)}
+
+
+def summarise(counts: Sequence[PromptCounts]) -> dict[str, Any]:
+    """τ and rates of some prompts together, as plain values.
+
+    Rates are of all steps (`unconditional`) and of the steps that accepted all drafts before
+    (`conditional`, null where there was none).
+    """
+    steps = sum(item.verify_steps for item in counts)
+    accepted = sum(item.accepted for item in counts)
+    drafted = sum(item.drafted for item in counts)
+    positions = [
+        sum(at) for at in zip(*(item.accepted_per_position for item in counts), strict=True)
+    ]
+    return {
+        "tau": 1 + accepted / steps if steps else 1.0,
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "per_position_unconditional": unconditional_rates(positions, steps),
+        "per_position_conditional": conditional_rates(positions, steps),
+        "verify_steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "prompts": len(counts),
+        "tokens": sum(item.tokens for item in counts),
+    }
+
+
+def distinct_share(answers: Iterable[Sequence[int]]) -> float:
+    """Distinct trigrams over all trigrams, each answer by itself, summed over answers.
+
+    Near 0 for an answer that repeats itself, which any drafter predicts well: read τ beside it.
+    1.0 where no answer has three tokens.
+    """
+    seen = total = 0
+    for tokens in answers:
+        grams = [tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1)]
+        seen += len(set(grams))
+        total += len(grams)
+    return seen / total if total else 1.0

@@ -1,0 +1,77 @@
+"""A drafter checkpoint -> its acceptance on the test prompts, its exactness and its speed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from eagle3.acceptance import ALL, write_counts
+from eagle3.dataset import StatesDataset
+from eagle3.evaluate import (
+    EvaluateSettings,
+    Subject,
+    acceptance_summary,
+    check_states,
+    replayed,
+)
+from eagle3.machine import keep_freed_memory
+from eagle3.real_decoding import exact_decoding, spread_prompts, timed_decoding
+from eagle3.tracking import flatten
+from eagle3.verifier import VerifierSpec, read_head
+from eagle3.workspace import write_json
+from stages.runner import Stage, run_stage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arm", required=True, help="name of the drafter in all results")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--verifier", required=True, help="folder or hub id")
+    parser.add_argument("--head", type=Path, required=True)
+    parser.add_argument("--states", type=Path, required=True, help="states of test prompts")
+    parser.add_argument("--summary", type=Path, required=True, help="counts in all, JSON")
+    parser.add_argument("--prompts", type=Path, required=True, help="counts by prompt, JSON lines")
+    parser.add_argument("--timing", type=Path, required=True, help="speeds, JSON")
+
+
+def main(stage: Stage, args: argparse.Namespace) -> None:
+    settings = stage.section(EvaluateSettings, "evaluate")
+    spec, head = VerifierSpec.open(args.verifier), read_head(args.head)
+    subject = Subject(spec, head, args.checkpoint, stage.run.device)
+    states = StatesDataset.open(args.states)
+    check_states(states, subject, settings.k)
+    prompts = spread_prompts(states, settings.decode_prompts)
+    keep_freed_memory()
+
+    tracker = stage.tracker(f"evaluate {args.arm}", {"arm": args.arm, "kind": "evaluate"})
+    tracker.log_params(flatten({"arm": args.arm, "evaluate": settings.model_dump()}))
+    dtype = getattr(torch, settings.dtype)
+    drafter = subject.drafter(dtype)
+    counts = replayed(drafter, states, settings.k, dtype)
+    summary = acceptance_summary(counts, states, drafter)
+    tracker.log_metrics({f"tau.{name}": group["tau"] for name, group in summary.items()}, 0)
+    exact = exact_decoding(subject, prompts, settings).summary()
+    timing = timed_decoding(subject, prompts, settings, seed=stage.run.seed)
+    speeds = ("speedup", "speedup_decoding", "r", "c", "break_even_tau", "plain_tokens_per_s")
+    tracker.log_metrics({name: timing[name] for name in speeds}, 0)
+
+    everything = summary.pop(ALL)
+    write_counts(args.prompts, counts)
+    write_json(args.timing, {"arm": args.arm, **timing})
+    write_json(
+        args.summary,
+        {
+            "arm": args.arm,
+            "k": settings.k,
+            "dtype": settings.dtype,
+            "benchmarks": summary,
+            ALL: everything,
+            "decode": exact,
+        },
+    )
+    tracker.log_artifact(args.summary)
+
+
+if __name__ == "__main__":
+    run_stage("evaluate", main, add_arguments)
