@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,12 +27,13 @@ from eagle3.workspace import digest
 
 NESTED = ("text_config", "llm_config", "language_config")
 # Families whose RMSNorm multiplies by (1 + w), and those that scale embeddings by sqrt(H).
-OFFSET_NORMS = frozenset(
-    "gemma gemma2 gemma3 gemma3_text recurrent_gemma vaultgemma "
-    "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text".split()
+OFFSET_NORMS = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 )
-SQRT_EMBEDDINGS = frozenset(
-    "gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text recurrent_gemma vaultgemma".split()
+SQRT_EMBEDDINGS = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),
+    *("recurrent_gemma", "vaultgemma"),
 )
 INDEX = "model.safetensors.index.json"
 SINGLE = ("model.safetensors", "consolidated.safetensors")
@@ -259,6 +261,37 @@ def load_tokenizer(spec: VerifierSpec) -> Any:
             fix="use an instruction-tuned verifier",
         )
     return tokenizer
+
+
+def verifier_files(source: str) -> list[Path]:
+    """All files of a verifier's folder that loading it may need; downloads a hub id's first."""
+    if not Path(source).is_dir():
+        from huggingface_hub import snapshot_download
+
+        _file(source, "config.json")
+        source = snapshot_download(source, ignore_patterns=["*.bin", "*.pth", "*.gguf"])
+    kinds = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py", ".tiktoken")
+    return [path for path in sorted(Path(source).iterdir()) if path.suffix in kinds]
+
+
+def link_verifier(source: str, out: Path) -> None:
+    """Makes a folder of links to a verifier's files: weights of a terabyte are not copied.
+
+    Raises:
+        HarnessError: no verifier there.
+    """
+    _file(source, "config.json")
+    out.mkdir(parents=True, exist_ok=True)
+    for path in verifier_files(source):
+        link = out / path.name
+        link.unlink(missing_ok=True)
+        if path.suffix == ".safetensors":
+            link.symlink_to(path.resolve())
+        else:
+            shutil.copyfile(path, link)
+    config = json.loads((out / "config.json").read_text())
+    config.setdefault("_name_or_path", source if not Path(source).is_dir() else Path(source).name)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,192 @@
+"""Prompts as records: reading them from files and data sets, naming them, splitting them.
+
+A prompt is its messages; its id is the hash of their content, so that equal prompts meet wherever
+they come from, and its split follows from the id alone. Knows nothing of verifiers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import HarnessError
+from eagle3.workspace import write_atomically
+
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+}
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Messages with their source: a benchmark's name, or where a training prompt came from."""
+
+    messages: tuple[tuple[str, str], ...]
+    source: str
+
+    @property
+    def id(self) -> str:
+        """16 hex digits of the content's SHA-256."""
+        text = json.dumps(self.as_messages(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_messages(self) -> list[dict[str, str]]:
+        """OpenAI form."""
+        return [{"role": role, "content": content} for role, content in self.messages]
+
+    def question(self) -> Prompt:
+        """The messages up to the last user turn."""
+        last = max(i for i, (role, _) in enumerate(self.messages) if role == "user")
+        return Prompt(self.messages[: last + 1], self.source)
+
+
+def from_user(text: str, source: str) -> Prompt:
+    """One user turn."""
+    return Prompt((("user", text),), source)
+
+
+def parse(record: Any, source: str) -> Prompt:
+    """A record in OpenAI (`messages`) or ShareGPT (`conversations`) form.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError("a line is one JSON object")
+    if "messages" in record:
+        turns, role_key, text_key = record["messages"], "role", "content"
+        roles = {role: role for role in ROLES}
+    elif "conversations" in record:
+        turns, role_key, text_key = record["conversations"], "from", "value"
+        roles = SHAREGPT_ROLES
+    else:
+        raise ValueError(f"neither messages nor conversations among {', '.join(record) or 'none'}")
+    if not isinstance(turns, list):
+        raise ValueError("turns are a list")
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not isinstance(turn.get(text_key), str):
+            raise ValueError(f"a turn has a text under {text_key}")
+        if turn.get(role_key) not in roles:
+            raise ValueError(f"{role_key} is one of {', '.join(roles)}, not {turn.get(role_key)!r}")
+        messages.append((roles[turn[role_key]], turn[text_key]))
+    if not any(role == "user" and text.strip() for role, text in messages):
+        raise ValueError("no user turn with text in it")
+    return Prompt(tuple(messages), source)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line number and value of every line of a JSONL file (gzip by its name); blank ones skipped.
+
+    Raises:
+        HarnessError: no such file, or a line that is not JSON, by number.
+    """
+    if not path.is_file():
+        raise HarnessError("a file of prompts is missing", where=path)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise HarnessError(
+                    "a line is not JSON", where=f"{path}:{number}", got=error
+                ) from None
+
+
+def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:
+    """All prompts of a JSONL file, in OpenAI messages or ShareGPT form.
+
+    Args:
+        source: what to call where they come from; a record's own `source` or the file's name
+            where absent.
+
+    Raises:
+        HarnessError: names file and line; or the file has no prompt.
+    """
+    prompts = []
+    for number, record in read_lines(path):
+        try:
+            own = record.get("source", path.stem) if isinstance(record, Mapping) else path.stem
+            prompts.append(parse(record, source or own))
+        except ValueError as error:
+            raise HarnessError(
+                "a line is not a prompt",
+                where=f"{path}:{number}",
+                rule='{"messages": [{"role": ..., "content": ...}]} or '
+                '{"conversations": [{"from": ..., "value": ...}]}',
+                got=error,
+            ) from None
+    if not prompts:
+        raise HarnessError("a file has no prompts", where=path, rule="one JSON object a line")
+    return prompts
+
+
+def read_dataset(name: str, split: str) -> Iterator[Prompt]:
+    """Prompts of a Hugging Face data set with a `messages` or `conversations` column.
+
+    Raises:
+        HarnessError: it cannot be loaded, or a row is in neither form.
+    """
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, split=split, streaming=True)
+        for number, row in enumerate(rows):
+            try:
+                yield parse(row, name)
+            except ValueError as error:
+                raise HarnessError(
+                    "a row is not a prompt", where=f"{name}, row {number}", got=error
+                ) from None
+    except HarnessError:
+        raise
+    except Exception as error:
+        raise HarnessError(
+            "a data set cannot be read",
+            where=f"{name}, split {split}",
+            rule="a .jsonl file that exists, or the name of a Hugging Face data set",
+            got=error,
+        ) from None
+
+
+def distinct(prompts: Iterable[Prompt], *, without: frozenset[str] = frozenset()) -> list[Prompt]:
+    """First of each id, in order, leaving out ids in `without`."""
+    kept: dict[str, Prompt] = {}
+    for prompt in prompts:
+        if prompt.id not in without:
+            kept.setdefault(prompt.id, prompt)
+    return list(kept.values())
+
+
+def is_dev(prompt_id: str, share: float) -> bool:
+    """Whether a prompt belongs to dev: a property of its id, whatever other prompts there are."""
+    return int(prompt_id[:12], 16) < share * 16**12
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt], split: str) -> None:
+    """Writes `{id, messages, source, split}` lines, sorted by id."""
+    lines = [
+        json.dumps(
+            {
+                "id": prompt.id,
+                "messages": prompt.as_messages(),
+                "source": prompt.source,
+                "split": split,
+            },
+            ensure_ascii=False,
+        )
+        for prompt in sorted(prompts, key=lambda prompt: prompt.id)
+    ]
+    write_atomically(path, "".join(line + "\n" for line in lines))

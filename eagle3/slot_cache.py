@@ -1,0 +1,101 @@
+"""Keys and values of many sequences of different lengths, one preallocated slot for each.
+
+A Hugging Face cache whose rows can be written at positions of their own, so that sequences join
+and leave a running batch. Knows nothing of tokens or of when a sequence ends.
+
+Shape suffixes: S slots, N rows of this forward pass, Q new tokens a row, T cached tokens, D head
+dimension, h key-value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):
+    """One decoder layer's keys and values [S, h, capacity, D]."""
+
+    is_sliding = False
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        shape = (self.owner.slots, key_states.shape[1], self.owner.capacity)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
+        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the rows of the planned pass and returns all that they may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        plan = self.owner
+        self.keys[plan.rows_N1, :, plan.positions_NQ] = key_states.transpose(1, 2)
+        self.values[plan.rows_N1, :, plan.positions_NQ] = value_states.transpose(1, 2)
+        if plan.leading is not None:  # rows 0..n: a view, no copy
+            return (
+                self.keys[: plan.leading, :, : plan.length],
+                self.values[: plan.leading, :, : plan.length],
+            )
+        rows = plan.rows_N1[:, 0]
+        return self.keys[rows, :, : plan.length], self.values[rows, :, : plan.length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.length, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.length
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+
+class SlotCache(Cache):
+    """All layers, and which rows and positions the next forward pass writes."""
+
+    def __init__(self, num_layers: int, slots: int, capacity: int) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.rows_N1 = torch.empty(0, 1, dtype=torch.long)
+        self.positions_NQ = torch.empty(0, 0, dtype=torch.long)
+        self.length = 0
+        self.leading: int | None = None
+        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+
+    def plan(self, rows_N: Tensor, positions_NQ: Tensor, *, leading: bool) -> None:
+        """Says where the next forward pass writes.
+
+        Args:
+            rows_N: slot of each row.
+            positions_NQ: position of each new token.
+            leading: the rows are slots 0..N-1 in order, which saves a copy.
+        """
+        self.rows_N1, self.positions_NQ = rows_N[:, None], positions_NQ
+        self.length = int(positions_NQ.max()) + 1
+        self.leading = len(rows_N) if leading else None
+
+    def share_prefix(self, length: int) -> None:
+        """Copies the first `length` positions of slot 0 to every slot."""
+        for stored in self._stored():
+            stored[1:, :, :length] = stored[:1, :, :length]
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copies the first `length` positions of one slot over another's."""
+        for stored in self._stored():
+            stored[destination, :, :length] = stored[source, :, :length]
+
+    def _stored(self) -> Iterator[Tensor]:
+        for layer in self.layers:
+            assert isinstance(layer, SlotLayer)
+            assert layer.keys is not None and layer.values is not None
+            yield layer.keys
+            yield layer.values
