@@ -34,10 +34,10 @@ class CachedVerifier:
             cannot be cropped.
     """
 
-    def __init__(self, model: nn.Module, aux_layers: Sequence[int], capacity: int = 1024) -> None:
+    def __init__(self, model: Any, aux_layers: Sequence[int], capacity: int = 1024) -> None:
         decoder: Any = decoder_of(model)
         config: Any = decoder.config
-        self._model: Any = model
+        self._model = model
         self._num_layers = config.num_hidden_layers
         self._capacity = capacity
         kinds = set(getattr(config, "layer_types", None) or ())
