@@ -17,10 +17,11 @@ from torch import nn
 
 from eagle3.extraction.base import EngineIdentity, States
 
-# Size of a chunk of logits in fp32. On the CPU small enough for the allocator to use the same
-# memory again: fresh pages for every chunk cost more than the arithmetic.
-_CHUNK_BYTES = {"cpu": 24 << 20}
-_CHUNK_BYTES_ACCELERATOR = 1 << 30
+# Logits in fp32 at one time: by the matrix product, and by the sums over them. On the CPU the first
+# is small enough for the allocator to use the same memory again (fresh pages would cost more than
+# the arithmetic), the second stays in a core's own cache.
+_PRODUCT_BYTES, _SUM_BYTES = 24 << 20, 2 << 20
+_ACCELERATOR_BYTES = 1 << 30
 
 
 class TransformersEngine:
@@ -99,19 +100,20 @@ class TransformersEngine:
 
     def _summarise_logits(self, final_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Argmax i32[N] and log-sum-exp f32[N] of the logits, on the CPU."""
+        row_bytes = 4 * len(self._lm_head.weight)
+        on_cpu = self._device.type == "cpu"
+        product_rows = max(1, (_PRODUCT_BYTES if on_cpu else _ACCELERATOR_BYTES) // row_bytes)
+        sum_rows = max(1, _SUM_BYTES // row_bytes) if on_cpu else product_rows
         top1s, lses = [], []
-        vocab_size = len(self._lm_head.weight)
-        budget = _CHUNK_BYTES.get(self._device.type, _CHUNK_BYTES_ACCELERATOR)
-        for chunk_NH in final_NH.split(max(1, budget // (4 * vocab_size))):
+        for chunk_NH in final_NH.split(product_rows):
             logits_NV = self._lm_head(chunk_NH)
             if self._logit_scale != 1.0:
                 logits_NV = logits_NV * self._logit_scale
             if self._logit_softcap is not None:
                 logits_NV = torch.tanh(logits_NV / self._logit_softcap) * self._logit_softcap
-            best_N, top1_N = logits_NV.max(-1)
-            # log softmax at the top is top - lse. On CPUs it is five times as fast as logsumexp.
-            shifted_NV = torch.log_softmax(logits_NV, -1, dtype=torch.float32)
-            lse_N = best_N.float() - shifted_NV.gather(-1, top1_N[:, None])[:, 0]
-            top1s.append(top1_N.int().cpu())
-            lses.append(lse_N.cpu())
-        return torch.cat(top1s), torch.cat(lses)
+            for part_NV in logits_NV.split(sum_rows):
+                wide_NV = part_NV.float()
+                best_N, top1_N = wide_NV.max(-1)
+                lses.append(wide_NV.sub_(best_N[:, None]).exp_().sum(-1).log_().add_(best_N))
+                top1s.append(top1_N)
+        return torch.cat(top1s).int().cpu(), torch.cat(lses).cpu()
