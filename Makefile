@@ -37,14 +37,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 repro: $(READY)
-ifdef PARAMS
-	@eagle3 repro --params "$(PARAMS)"
-else
-	@dvc repro
-	@echo
-	@echo "report:    $(CURDIR)/report/report.html"
-	@echo "MLflow UI: make ui"
-endif
+	@eagle3 repro $(if $(PARAMS),--params "$(PARAMS)")
 
 test: $(READY)
 	@pytest

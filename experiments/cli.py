@@ -44,15 +44,10 @@ def repro(
     ] = None,
 ) -> None:
     """Run the pipeline; with --params another setting of it, in a place of its own."""
-    if params is None:
-        import subprocess
+    from experiments.overlay import run_default, run_overlay
 
-        raise typer.Exit(
-            subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=project_root()).returncode
-        )
-    from experiments.overlay import run_overlay
-
-    raise typer.Exit(run_overlay(project_root(), params.resolve()))
+    root = project_root()
+    raise typer.Exit(run_default(root) if params is None else run_overlay(root, params.resolve()))
 
 
 @app.command()

@@ -13,16 +13,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically, write_json
+from experiments.settings_check import check_settings
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
 from stages.tracking import resolve_store
 
-# Mappings in params.yaml whose keys are the user's own.
-FREE_MAPPINGS = ("arms",)
 # The copy's own: written here, or by DVC while it runs there.
 OWN_FILES = ("params.yaml", "dvc.lock", "metrics/summary.json")
 
@@ -73,15 +74,17 @@ def cache_folder(root: Path) -> Path:
     return (root / done.stdout.strip()).resolve()
 
 
-def prepare(root: Path, overlay: Path) -> Path:
+Check = Callable[[Mapping[str, Any], str], None]
+
+
+def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     """Makes or refreshes the overlay's folder; its earlier results stay in it.
 
     Raises:
-        HarnessError: the overlay is missing, not YAML, or names a key that params.yaml lacks.
+        HarnessError: the overlay is missing, not YAML, or makes settings that `check` refuses.
     """
-    merged = overlaid(
-        read_params(root / "params.yaml"), read_yaml(overlay), where=overlay, free=FREE_MAPPINGS
-    )
+    merged = overlaid(read_params(root / "params.yaml"), read_yaml(overlay), where=overlay)
+    check(merged, f"{overlay} over params.yaml")
     folder = root / ".work" / "overlays" / overlay.stem
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
@@ -101,18 +104,27 @@ def prepare(root: Path, overlay: Path) -> Path:
     return folder
 
 
-def run_overlay(root: Path, overlay: Path) -> int:
+def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int:
     """Runs the pipeline under an overlay; returns DVC's exit code."""
-    folder = prepare(root, overlay)
+    folder = prepare(root, overlay, check)
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.
     environment = {**os.environ, "MLFLOW_TRACKING_URI": resolve_store(root).uri}
     environment.pop("DVC_ROOT", None)
     # The copy's own code, whatever the console script was installed from.
     environment.pop("PYTHONPATH", None)
-    code = subprocess.run(
-        [sys.executable, "-m", "dvc", "repro"], cwd=folder, env=environment
-    ).returncode
+    return _repro(folder, environment)
+
+
+def run_default(root: Path) -> int:
+    """Runs the pipeline as params.yaml says; returns DVC's exit code."""
+    check_settings(read_params(root / "params.yaml"), "params.yaml")
+    return _repro(root, dict(os.environ))
+
+
+def _repro(folder: Path, environment: dict[str, str]) -> int:
+    command = [sys.executable, "-m", "dvc", "repro"]
+    code = subprocess.run(command, cwd=folder, env=environment).returncode
     if code == 0:
         print(f"\nreport:    {folder / 'report' / 'report.html'}\nMLflow UI: make ui")
     return code

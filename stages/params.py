@@ -126,44 +126,35 @@ def read_section(path: Path, model: type[SettingsT], key: str) -> SettingsT:
     return read_settings(model, values, where=f"{path}, {key}")
 
 
-def overlaid(
-    base: Mapping[str, Any], overlay: Mapping[str, Any], *, where: Path, free: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """`base` with the values of `overlay`, mapping by mapping; other values, lists too, replace.
+def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
+    """`base` with the values of `overlay`: mappings key by key, other values (lists too) replaced.
 
-    A null removes a key of a free mapping. Keys that `base` lacks are an error, except under the
-    dotted names in `free` (mappings whose keys are the user's own, such as `arms`).
+    A null removes an arm; anywhere else it is a value. What keys a section may hold is its settings
+    model's to say, of the result.
 
     Raises:
-        HarnessError: a key that `base` does not know, or a value where a mapping stands.
+        HarnessError: a section that nothing reads, or a value where a section stands.
     """
-
-    def merge(old: Any, new: Any, name: str) -> Any:
-        if not isinstance(old, Mapping):
-            return new
-        if not isinstance(new, Mapping):
+    for name, values in overlay.items():
+        if name not in SECTIONS or not isinstance(values, Mapping):
             raise HarnessError(
-                "overlay has a value where a mapping stands", where=f"{where}, {name}", got=new
+                "overlay cannot be used",
+                where=where,
+                rule=f"mappings under these sections: {', '.join(SECTIONS)}",
+                got=f"{name}: {values}",
             )
-        merged = dict(old)
-        for key, value in new.items():
-            dotted = f"{name}.{key}" if name else str(key)
-            if key in old and not (name in free and value is None):
-                merged[key] = merge(old[key], value, dotted)
-            elif name in free and value is None:
-                merged.pop(key, None)
-            elif any(name == f or name.startswith(f"{f}.") for f in free):
-                merged[key] = value
-            else:
-                raise HarnessError(
-                    "overlay names a key that params.yaml does not have",
-                    where=f"{where}, {dotted}",
-                    rule=f"known here: {', '.join(map(str, old))}",
-                    fix="correct the key; a new one belongs into params.yaml first",
-                )
-        return merged
+    merged = _merged(base, overlay)
+    if "arms" in merged:
+        merged["arms"] = {name: arm for name, arm in merged["arms"].items() if arm is not None}
+    return merged
 
-    return merge(base, overlay, "")
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ import pytest
 
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
+from experiments.settings_check import check_settings
+from stages.params import read_params
 
 DVC_YAML = """
 stages:
@@ -62,6 +64,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def anything(params: object, where: str) -> None:
+    """Takes every setting: the small project here has none of the real ones."""
+
+
 def ran(project: Path) -> list[str]:
     log = project.parent / "ran"
     done = log.read_text().split() if log.exists() else []
@@ -74,7 +80,7 @@ def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str])
     assert ran(project) == ["extract", "train"]
     theirs = (project / "checkpoints" / "a").read_text()
     overlay = project.parent / "faster.yaml"
-    assert run_overlay(project, overlay) == 0
+    assert run_overlay(project, overlay, anything) == 0
     assert ran(project) == ["train"]  # extract's states came out of the run cache
     folder = project / ".work" / "overlays" / "faster"
     made = (folder / "checkpoints" / "a").read_text()
@@ -83,14 +89,14 @@ def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str])
     assert f"report:    {folder}/report/report.html" in capfd.readouterr().out
     assert (project / "checkpoints" / "a").read_text() == theirs
     # Nothing changed: nothing runs, here or there.
-    assert run_overlay(project, overlay) == 0
+    assert run_overlay(project, overlay, anything) == 0
     subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
     assert ran(project) == []
 
 
 def test_the_copy_follows_the_project(project: Path) -> None:
     overlay = project.parent / "faster.yaml"
-    folder = prepare(project, overlay)
+    folder = prepare(project, overlay, anything)
     assert (folder / "new.py").exists()
     assert "new.py" in project_files(project)
     assert not (folder / ".git").exists()
@@ -98,19 +104,38 @@ def test_the_copy_follows_the_project(project: Path) -> None:
     (folder / "dvc.lock").write_text("its own")
     (project / "new.py").unlink()
     (project / "dvc.lock").write_text("the project's")
-    prepare(project, overlay)
+    prepare(project, overlay, anything)
     assert not (folder / "new.py").exists()
     assert (folder / "dvc.lock").read_text() == "its own"
     assert (folder / "make.py").stat().st_mtime_ns == stamp
     assert json.loads((folder / ".origin.json").read_text())["overlay"] == "faster.yaml"
 
 
-def test_a_wrong_key_is_named_before_anything_is_made(project: Path) -> None:
-    overlay = project.parent / "wrong.yaml"
-    overlay.write_text("train: {learning_rate: 1}\n")
-    with pytest.raises(HarnessError, match=r"train\.learning_rate"):
-        prepare(project, overlay)
-    assert not (project / ".work").exists()
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("train: {learning_rate: 1}", ["train", "learning_rate", "unknown key"]),
+        ("vocab: {size: many}", ["vocab", "size = 'many'"]),
+        ("arms: {scratch: {train: {lr: -1}}}", ["arms.scratch.train", "lr = -1"]),
+        ("arms: {mine: {init: x}}", ["arms.mine", "states", "required"]),
+        ("extracting: {}", ["extracting"]),
+    ],
+)
+def test_a_mistake_is_named_before_anything_runs(
+    tmp_path: Path, project_root: Path, text: str, parts: list[str]
+) -> None:
+    (tmp_path / "params.yaml").write_bytes((project_root / "params.yaml").read_bytes())
+    overlay = tmp_path / "wrong.yaml"
+    overlay.write_text(text)
+    with pytest.raises(HarnessError) as caught:
+        prepare(tmp_path, overlay)
+    for part in ["wrong.yaml", *parts]:
+        assert part in str(caught.value)
+    assert not (tmp_path / ".work").exists()
+
+
+def test_the_default_settings_are_right(project_root: Path) -> None:
+    check_settings(read_params(project_root / "params.yaml"), "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""All of params.yaml read by the settings models of all stages, before any of them runs.
+
+A stage reads its own section when its turn comes; a mistake in a late one would cost the hours
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eagle3.errors import HarnessError
+from eagle3.settings import Settings, read_settings
+from stages.params import SECTIONS
+
+
+def models() -> dict[str, type[Settings]]:
+    """The settings model of each section (of each entry in `arms`)."""
+    from eagle3.arm import ArmSettings
+    from eagle3.comparison import CompareSettings
+    from eagle3.evaluate import EvaluateSettings
+    from eagle3.extraction.base import ExtractSettings
+    from eagle3.prompt_sources import PromptSettings
+    from eagle3.regenerate import RegenerateSettings
+    from eagle3.sibling import SiblingSettings
+    from eagle3.trainer import TrainSettings
+    from eagle3.verifier_source import VerifierSettings
+    from eagle3.vocab import VocabSettings
+    from stages.runner import RunSettings
+
+    return {
+        "run": RunSettings,
+        "verifier": VerifierSettings,
+        "sibling": SiblingSettings,
+        "prompts": PromptSettings,
+        "regenerate": RegenerateSettings,
+        "sibling_regenerate": RegenerateSettings,
+        "extract": ExtractSettings,
+        "vocab": VocabSettings,
+        "sibling_vocab": VocabSettings,
+        "train": TrainSettings,
+        "arms": ArmSettings,
+        "evaluate": EvaluateSettings,
+        "compare": CompareSettings,
+    }
+
+
+def check_settings(params: Mapping[str, Any], where: str) -> None:
+    """Reads every section.
+
+    Args:
+        where: names the file, for the error.
+
+    Raises:
+        HarnessError: a section is missing, or has a key or value that its model refuses.
+    """
+    from eagle3.arm import arm_settings
+
+    known = models()
+    if missing := [name for name in SECTIONS if name in known and name not in params]:
+        raise HarnessError("settings file lacks a section", where=where, got=", ".join(missing))
+    for name, model in known.items():
+        if not isinstance(params[name], Mapping):
+            raise HarnessError(
+                "settings cannot be used", where=f"{where}, {name}", rule="a mapping of keys"
+            )
+        if name != "arms":
+            read_settings(model, params[name], where=f"{where}, {name}")
+    for name, values in params["arms"].items():
+        arm = read_settings(known["arms"], values, where=f"{where}, arms.{name}")
+        changes = arm.model_dump()["train"]
+        arm_settings(params["train"], changes, where=f"{where}, arms.{name}.train over train")
