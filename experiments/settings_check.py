@@ -22,6 +22,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.extraction.base import ExtractSettings
     from eagle3.prompt_sources import PromptSettings
     from eagle3.regenerate import RegenerateSettings
+    from eagle3.report.page import ReportSettings
     from eagle3.sibling import SiblingSettings
     from eagle3.trainer import TrainSettings
     from eagle3.verifier_source import VerifierSettings
@@ -42,6 +43,7 @@ def models() -> dict[str, type[Settings]]:
         "arms": ArmSettings,
         "evaluate": EvaluateSettings,
         "compare": CompareSettings,
+        "report": ReportSettings,
     }
 
 
@@ -57,7 +59,7 @@ def check_settings(params: Mapping[str, Any], where: str) -> None:
     from eagle3.arm import arm_settings
 
     known = models()
-    if missing := [name for name in SECTIONS if name in known and name not in params]:
+    if missing := [name for name in SECTIONS if name not in params]:
         raise HarnessError("settings file lacks a section", where=where, got=", ".join(missing))
     for name, model in known.items():
         if not isinstance(params[name], Mapping):

@@ -78,8 +78,18 @@ def closure(root: Path, module: str) -> set[Path]:
 
 
 def code_of(root: Path, module: str) -> list[Path]:
-    """The files whose edit may change what `module` computes, relative to `root`, sorted."""
-    return sorted(p for p in closure(root, module) if p.as_posix() not in WITHOUT_EFFECT)
+    """The files whose edit may change what `module` computes, relative to `root`, sorted.
+
+    Files beside the code that are not Python (a page's template) count as imported with it.
+    """
+    code = {path for path in closure(root, module) if path.as_posix() not in WITHOUT_EFFECT}
+    data = {
+        path.relative_to(root)
+        for folder in {path.parent for path in code}
+        for path in (root / folder).iterdir()
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    return sorted(code | data)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ def test_closure_follows_every_kind_of_import(tmp_path: Path) -> None:
         "eagle3/formats/__init__.py": "from . import npy",
         "eagle3/formats/sglang.py": "from ..errors import HarnessError",
         "eagle3/formats/npy.py": "",
+        "eagle3/formats/page.html.j2": "",
         "eagle3/lazy.py": "",
         "eagle3/errors.py": "",
         "eagle3/decode.py": "",
@@ -28,10 +29,11 @@ def test_closure_follows_every_kind_of_import(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = {path.as_posix() for path in closure(tmp_path, "stages.train")}
-    assert found == set(files) - {"eagle3/decode.py"}
+    assert found == set(files) - {"eagle3/decode.py", "eagle3/formats/page.html.j2"}
     assert [path.as_posix() for path in code_of(tmp_path, "stages.train")] == [
         "eagle3/formats/__init__.py",
         "eagle3/formats/npy.py",
+        "eagle3/formats/page.html.j2",
         "eagle3/formats/sglang.py",
         "eagle3/lazy.py",
         "eagle3/trainer.py",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stages.closure import WITHOUT_EFFECT, code_of
+from stages.closure import FIRST_PARTY, WITHOUT_EFFECT, code_of
 from stages.params import read_params
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_code_deps_are_the_imports(stages: list[PipelineStage], project_root: Pa
     """Neither a stale result (a file missing here) nor a needless rerun (one too many)."""
     wrong = []
     for stage in stages:
-        declared = {path for path in paths(stage.deps) if path.endswith(".py")}
+        declared = {path for path in paths(stage.deps) if path.split("/")[0] in FIRST_PARTY}
         wanted = {path.as_posix() for path in code_of(project_root, module_of(stage))}
         wrong += [f"{stage.addressing} lacks {path}" for path in sorted(wanted - declared)]
         wrong += [f"{stage.addressing} does not use {path}" for path in sorted(declared - wanted)]
