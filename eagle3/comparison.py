@@ -145,7 +145,7 @@ def verdict(
         values = dict(zip(arms, taus, strict=True))
         text = (
             f"{better} accepts more than {other}: τ {values[better]:.3f} against "
-            f"{values[other]:.3f}, difference of {arms[1]} to {arms[0]} {difference.value:+.3f} "
+            f"{values[other]:.3f}, {arms[1]} minus {arms[0]} {difference.value:+.3f} "
             f"({interval}) over {prompts} prompts."
         )
     if seeds == 1:

@@ -63,6 +63,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         args.summary,
         {
             "arm": args.arm,
+            "verifier": head.config.verifier,
             "k": settings.k,
             "dtype": settings.dtype,
             "benchmarks": summary,

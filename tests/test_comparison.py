@@ -80,7 +80,7 @@ def test_words() -> None:
     assert winner(Estimate(-0.1, -0.2, 0.05), arms) is None
     text = verdict(Estimate(-0.1, -0.2, -0.05), arms, taus, seeds=1, prompts=244, level=0.95)
     assert text.startswith(
-        "scratch accepts more than finetune: τ 1.400 against 1.300, difference of finetune to "
+        "scratch accepts more than finetune: τ 1.400 against 1.300, finetune minus "
         "scratch -0.100 (95% interval -0.200 to -0.050) over 244 prompts."
     )
     text = verdict(Estimate(-0.1, -0.2, 0.05), arms, taus, seeds=3, prompts=9, level=0.9)

@@ -1,0 +1,128 @@
+"""What a report is made of: the stages' JSON files, as far as they are there.
+
+Nothing here fails for a missing file: the sections that need it are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import HarnessError
+
+Curve = dict[str, list[tuple[int, float]]]  # metric -> (step, value), ascending
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Inputs of the report, by arm or stage.
+
+    Attributes:
+        comparison: what the compare stage wrote; None leaves out everything that compares.
+        summaries, timings, curves: by arm.
+        coverage: of the draft vocabulary, as the vocab stage wrote it.
+        provenance: by stage.
+    """
+
+    comparison: Mapping[str, Any] | None = None
+    summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    timings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    coverage: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> list[str]:
+        """The two compared arms."""
+        return list(self.comparison["comparison"]["arms"]) if self.comparison else []
+
+    @property
+    def arms(self) -> list[str]:
+        """All arms: what the compared ones start from first, then those, then the others."""
+        known = list(self.comparison["arms"]) if self.comparison else []
+        known += [name for name in [*self.summaries, *self.curves] if name not in known]
+        first = [name for name in known if name == "base"]
+        return (
+            first
+            + [name for name in self.compared if name in known]
+            + [name for name in known if name not in (*first, *self.compared)]
+        )
+
+    @property
+    def verifier(self) -> str | None:
+        """Its name, where evaluation tells it."""
+        return next((item["verifier"] for item in self.summaries.values()), None)
+
+    def seconds(self, stage: str) -> float | None:
+        """Wall time of a stage."""
+        value = self.provenance.get(stage, {}).get("seconds")
+        return None if value is None else float(value)
+
+    def training(self, arm: str) -> Mapping[str, Any]:
+        """What provenance says of an arm's training: seconds, steps, tokens."""
+        found = self.provenance.get(f"train@{arm}")
+        if found is None:
+            return {}
+        return {"seconds": found.get("seconds"), **found.get("notes", {}).get("trained", {})}
+
+
+def read_data(
+    *,
+    comparison: Path | None = None,
+    summaries: Sequence[Path] = (),
+    timings: Sequence[Path] = (),
+    curves: Sequence[Path] = (),
+    coverage: Path | None = None,
+    provenance: Sequence[Path] = (),
+) -> ReportData:
+    """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
+    return ReportData(
+        comparison=_json(comparison) if comparison and comparison.is_file() else None,
+        summaries={_arm(path): _json(path) for path in _there(summaries)},
+        timings={_arm(path): _json(path) for path in _there(timings)},
+        curves={_arm(path): read_curve(path) for path in _there(curves)},
+        coverage=_json(coverage) if coverage and coverage.is_file() else None,
+        provenance={path.stem: _json(path) for path in _there(provenance)},
+    )
+
+
+def read_curve(path: Path) -> Curve:
+    """Lines of {"metric", "step", "value"} as one series a metric.
+
+    Raises:
+        HarnessError: names file and line of what cannot be read.
+    """
+    curve: Curve = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            item = json.loads(line)
+            curve.setdefault(item["metric"], []).append((int(item["step"]), float(item["value"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HarnessError(
+                "not a line of a training curve",
+                where=f"{path}:{number}",
+                rule="metric, step, value",
+                got=error,
+            ) from None
+    return {name: sorted(points) for name, points in curve.items()}
+
+
+def _there(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.is_file()]
+
+
+def _arm(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise HarnessError("not a JSON file", where=path, got=error) from None
+    if not isinstance(value, dict):
+        raise HarnessError("not a JSON object", where=path)
+    return value
