@@ -174,8 +174,8 @@ def acceptance(data: ReportData) -> Section | None:
         + words.folded("All rates", words.table(head, tables, caption=caption))
         + (
             "<p class='note'>Unconditional: of all verification steps. Conditional: of the steps "
-            "that accepted every draft before. τ is 1 + accepted drafts / steps over all prompts, the "
-            "bonus token included and the prompt's own token left out.</p>"
+            "that accepted every draft before. τ is 1 + accepted drafts / steps over all prompts, "
+            "the bonus token included and the prompt's own token left out.</p>"
         )
     )
     return Section("acceptance", "Acceptance by position and benchmark", body)
