@@ -1,8 +1,8 @@
 """How fast extraction is beside the bare forward pass: same batches, turn about, one process.
 
 `python -m experiments.benchmarks.extraction --verifier data/verifier --responses data/responses`
-prints JSON. The bare pass is the causal LM's own forward, lm_head included, with nothing kept. Beside
-wall time stands this process's CPU time, which other programs on the machine disturb less.
+prints JSON. The bare pass is the causal LM's own forward, lm_head included, with nothing kept.
+Beside wall time stands this process's CPU time, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
