@@ -1,0 +1,187 @@
+"""The whole DVC graph on a tiny random verifier: what runs, what does not run again, sharing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.overlay import project_files
+from experiments.settings_check import check_settings
+from stages.params import dump_yaml, overlaid, read_params
+from tests.tiny import make_tiny_verifier
+
+ARMS = ("base", "scratch", "finetune", "scratch_large")
+
+
+def tiny_settings(folder: Path) -> dict[str, object]:
+    """What differs from params.yaml; verifier and prompts lie in `folder`."""
+    return {
+        "run": {"threads": 1},
+        "verifier": {"source": str(folder / "verifier")},
+        "prompts": {
+            "source": str(folder / "prompts.jsonl"),
+            "count": None,
+            "dev_share": 0.25,
+            "writing": None,
+            "test": [
+                {"name": "mt_bench", "path": str(folder / "mt_bench.jsonl"), "key": "text"},
+                {"name": "human_eval", "path": str(folder / "human_eval.jsonl"), "key": "text"},
+            ],
+        },
+        "regenerate": {"max_new_tokens": 24, "slots": 8, "wave": 16},
+        "sibling_regenerate": {"limit": 10, "max_new_tokens": 24, "slots": 8, "wave": 16},
+        "extract": {"aux_layers": [0, 2, 3]},
+        "vocab": {"size": 128},
+        "sibling_vocab": {"size": 128},
+        "train": {"batch_tokens": 256, "evaluations": 1, "log_every": 1},
+        "arms": {name: {"tokens": 1500} for name in ARMS},
+        "evaluate": {"decode_prompts": 2, "decode_tokens": 8},
+        "compare": {"resamples": 200},
+        "report": {},
+    }
+
+
+class Project:
+    """A clone of the project's files, and DVC in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.environment.pop("PYTHONPATH", None)
+
+    def git(self, *command: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *command], cwd=self.root, check=True, capture_output=True)
+
+    def dvc(self, *command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *command],
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def repro(self) -> set[str]:
+        """Names of the stages that ran."""
+        return set(re.findall(r"Running stage '([^']+)'", self.dvc("repro")))
+
+    def set_params(self, params: dict[str, object]) -> None:
+        (self.root / "params.yaml").write_text(dump_yaml(params))
+
+
+def write_prompts(folder: Path) -> None:
+    animals = ("fox", "owl", "hare", "toad", "wren", "mole", "newt", "lynx", "crow", "seal")
+    actions = ("counts stones", "crosses a river", "learns to sing", "loses a shoe")
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": f"Tell me how a {who} {what}."}]})
+        for who in animals
+        for what in actions
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    for name, text in (("mt_bench", "What is a {}?"), ("human_eval", "def {}(items):")):
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text.format(who)}) + "\n" for who in animals[:4])
+        )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Project:
+    """Cloned, and its pipeline run once."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    make_tiny_verifier(folder / "verifier")
+    write_prompts(folder)
+    made = Project(folder / "project")
+    for name in [*project_files(project_root), ".dvc/config", ".dvc/.gitignore"]:
+        (made.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (made.root / name).write_bytes((project_root / name).read_bytes())
+    params = overlaid(
+        read_params(project_root / "params.yaml"), tiny_settings(folder), where=Path("tiny")
+    )
+    check_settings(params, "tiny")
+    made.set_params(params)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
+        made.git(*command)
+    made.ran_first = made.repro()  # type: ignore[attr-defined]
+    made.git("add", ".")
+    made.git("commit", "-qm", "results")
+    return made
+
+
+def test_everything_runs_once(project: Project) -> None:
+    every = {line.split()[0] for line in project.dvc("stage", "list").splitlines()}
+    assert project.ran_first == every  # type: ignore[attr-defined]
+    assert (project.root / "report" / "report.html").stat().st_size > 1000
+    assert project.repro() == set()
+
+
+def test_what_the_summary_says(project: Project) -> None:
+    summary = json.loads((project.root / "metrics" / "summary.json").read_text())
+    flat = json.dumps(summary)
+    for arm in ARMS:
+        taus = summary["tau"][arm]
+        assert set(taus) >= {"mt_bench", "human_eval"}
+        assert all(1.0 <= tau <= 4.0 for tau in taus.values())
+        assert summary["speedup"][arm] > 0
+    assert set(summary["compare"]) >= {"arms", "delta", "low", "high", "verdict"}
+    assert set(summary["greedy_exact"]) >= {"prompts", "equal", "near_ties"}
+    assert set(summary["seconds"]) >= {"verifier", "extract", "train@scratch", "evaluate@base"}
+    assert str(project.root) not in flat
+
+
+def test_every_run_is_in_mlflow(project: Project) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.root}/mlflow.db")
+    experiment = client.get_experiment_by_name("eagle3")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    by_stage = {run.data.tags["dvc_stage"]: run for run in runs}
+    wanted = {f"{stage}@{arm}" for stage in ("train", "evaluate") for arm in ARMS}
+    assert set(by_stage) == wanted and len(runs) == len(wanted)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD~1"], cwd=project.root, capture_output=True, text=True
+    ).stdout.strip()
+    for name, run in by_stage.items():
+        assert run.info.status == "FINISHED", name
+        assert run.data.tags["mlflow.source.git.commit"] == head
+        assert run.data.tags["git_dirty"] == "false"  # what DVC rewrites does not count
+        assert any(tag.startswith("data.") for tag in run.data.tags), name
+    assert by_stage["train@scratch"].data.metrics
+
+
+def test_an_arms_learning_rate_reruns_that_arm(project: Project) -> None:
+    before = read_params(project.root / "params.yaml")
+    changed = overlaid(
+        before, {"arms": {"scratch": {"train": {"lr": 1.0e-4}}}}, where=Path("change")
+    )
+    project.set_params(changed)
+    # The export and the evaluation of that arm follow, then what reads all arms.
+    arm = {f"{stage}@scratch" for stage in ("train", "export", "evaluate")}
+    assert project.repro() == {*arm, "compare", "report"}
+    project.set_params(before)
+    # Back again: all of it lies in the run cache, but for the report, whose summary is in git.
+    assert project.repro() <= {"report"}
+
+
+def test_a_clone_pulls_and_runs_nothing(project: Project, tmp_path: Path) -> None:
+    project.dvc("remote", "add", "-d", "shelf", str(tmp_path / "shelf"))
+    project.dvc("push", "-q")
+    project.git("add", ".")
+    project.git("commit", "-qm", "remote")
+    clone = Project(tmp_path / "clone")
+    subprocess.run(["git", "clone", "-q", str(project.root), str(clone.root)], check=True)
+    clone.dvc("pull", "-q")
+    assert clone.repro() == set()
+    assert (clone.root / "report" / "report.html").exists()
