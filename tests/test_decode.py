@@ -315,15 +315,18 @@ def plain_next(verifier: CachedVerifier, ids: list[int], temperature: float) -> 
     return (logits / temperature).softmax(-1)
 
 
-def test_packed_linears_compute_the_same() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-5)])
+def test_packed_linears_compute_the_same(dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
     plain = torch.nn.Sequential(
         torch.nn.Linear(64, 96), torch.nn.SiLU(), torch.nn.Linear(96, 32, bias=False)
-    ).to(torch.bfloat16)
-    x = torch.randn(4, 64, dtype=torch.bfloat16)
+    ).to(dtype)
+    x = torch.randn(4, 64, dtype=dtype)
     with torch.inference_mode():
         expected = plain(x)
         packed = pack_linears(plain)
-        assert packed in (0, 2)  # 0 on processors without bfloat16 units
-        torch.testing.assert_close(plain(x), expected, rtol=2e-2, atol=2e-2)
-    assert pack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4))) == 0
+        assert packed in (0, 2)  # 0 on processors without the units
+        torch.testing.assert_close(plain(x), expected, rtol=tolerance, atol=tolerance)
+    assert pack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4).double())) == 0
+    kept = torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4).to(dtype)})
+    assert pack_linears(kept, leave=("fc",)) == 0
