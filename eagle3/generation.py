@@ -27,6 +27,9 @@ from eagle3.verifier import HeadConfig, decoder_of
 # of eight, and an eighth of the batch idle for a few steps costs less.
 REFILL_SHARE = 8
 PREFILL_TOKENS = 2048
+# Rows of a decoding step and padded prompt lengths come in multiples of this: a matrix product of
+# a size not seen before has its kernel made first.
+ROUNDED = 16
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,10 @@ def _prefill_parts(requests: Sequence[Request], prefix: int) -> Iterator[list[Re
     yield part
 
 
+def _rounded(count: int) -> int:
+    return -(-count // ROUNDED) * ROUNDED
+
+
 def _common_prefix(requests: Sequence[Request]) -> int:
     """Tokens that all prompts start with, at least one less than the shortest prompt."""
     first = requests[0].prompt
@@ -177,13 +184,14 @@ class _Batch:
             prefix_1Q = torch.tensor([requests[0].prompt[: self.prefix_length]])
             self._forward(prefix_1Q, torch.zeros(1, dtype=torch.long), torch.tensor([0]))
             self.cache.share_prefix(self.prefix_length)
+        self.length_N.fill_(self.prefix_length)
 
     def admit(self, sequences: list[_Sequence]) -> None:
         """Prefills prompts into the next free slots and draws their first tokens."""
         start = len(self.running)
         rows_N = torch.arange(start, start + len(sequences))
         bodies = [sequence.request.prompt[self.prefix_length :] for sequence in sequences]
-        longest = max(map(len, bodies))
+        longest = _rounded(max(map(len, bodies)))
         ids_NQ = torch.tensor([[*body, *[0] * (longest - len(body))] for body in bodies])
         begin_N = torch.full((len(sequences),), self.prefix_length)
         ends_N = torch.tensor([len(body) for body in bodies])
@@ -197,12 +205,13 @@ class _Batch:
     def step(self) -> None:
         """One token for every running sequence."""
         count = len(self.running)
-        rows_N = torch.arange(count)
+        # Rows past the last sequence write where their slot's next prompt will begin.
+        padded = min(_rounded(count), self.slots)
         hidden_N1H = self._forward(
-            self.last_N[:count, None], self.length_N[:count], rows_N, leading=True
+            self.last_N[:padded, None], self.length_N[:padded], torch.arange(padded), leading=True
         )
         self.length_N[:count] += 1
-        self._draw(hidden_N1H[:, 0], self.running, rows_N)
+        self._draw(hidden_N1H[:count, 0], self.running, torch.arange(count))
 
     def collect(self) -> list[Completion]:
         """Takes out what has ended; the last running sequence moves into a freed slot."""
@@ -220,6 +229,7 @@ class _Batch:
                 self.running[slot] = moved
                 self.cache.move(last, slot, int(self.length_N[last]))
                 self.last_N[slot], self.length_N[slot] = self.last_N[last], self.length_N[last]
+            self.length_N[last] = self.prefix_length
         return done
 
     def _draw(self, hidden_NH: Tensor, sequences: list[_Sequence], rows_N: Tensor) -> None:

@@ -34,6 +34,8 @@ class Kind(Settings):
         keep: regular expression for the part of the writing to keep, from its start; writing
             without it is dropped. None keeps what the model ended itself, whole.
         closing: put after what is kept (the end of a code block).
+        max_tokens: of a piece of writing; one that has not ended by then is dropped, unless `keep`
+            finds its part in it.
     """
 
     name: str
@@ -42,19 +44,18 @@ class Kind(Settings):
     opening: str = ""
     keep: str | None = None
     closing: str = ""
+    max_tokens: int = Field(default=64, ge=8)
 
 
 class Writing(Settings):
     """How prompts are written.
 
     Attributes:
-        max_tokens: longer turns are dropped, since they did not end.
         min_characters: shorter ones are dropped.
     """
 
     kinds: list[Kind] = Field(min_length=1)
     sampling: Sampling
-    max_tokens: int = Field(ge=8)
     min_characters: int = Field(default=20, ge=1)
     slots: int = Field(default=128, ge=1)
 
@@ -111,7 +112,7 @@ def _write_kind(
         # A quarter more than wanted, since some turns do not end or come twice.
         batch = max(16, count * 5 // 4)
         requests = [
-            Request(f"{kind.name}/{tries + i}", opening, writing.max_tokens) for i in range(batch)
+            Request(f"{kind.name}/{tries + i}", opening, kind.max_tokens) for i in range(batch)
         ]
         tries += batch
         written = {

@@ -10,6 +10,7 @@ dimension, h key-value heads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +18,30 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+@dataclass
+class _Plan:
+    """What the next forward pass writes. Apart from the cache, since layers that pointed back at
+    it would keep gigabytes alive until a garbage collection."""
+
+    slots: int
+    capacity: int
+    rows_N1: Tensor
+    positions_NQ: Tensor
+    length: int = 0
+    leading: int | None = None
+
+
 class SlotLayer(CacheLayerMixin):
     """One decoder layer's keys and values [S, h, capacity, D]."""
 
     is_sliding = False
 
-    def __init__(self, owner: SlotCache) -> None:
+    def __init__(self, plan: _Plan) -> None:
         super().__init__()
-        self.owner = owner
+        self.plan = plan
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        shape = (self.owner.slots, key_states.shape[1], self.owner.capacity)
+        shape = (self.plan.slots, key_states.shape[1], self.plan.capacity)
         self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
         self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
@@ -39,7 +53,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        plan = self.owner
+        plan = self.plan
         self.keys[plan.rows_N1, :, plan.positions_NQ] = key_states.transpose(1, 2)
         self.values[plan.rows_N1, :, plan.positions_NQ] = value_states.transpose(1, 2)
         if plan.leading is not None:  # rows 0..n: a view, no copy
@@ -51,25 +65,32 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[rows, :, : plan.length], self.values[rows, :, : plan.length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.length, 0
+        return self.plan.length, 0
 
     def get_seq_length(self) -> int:
-        return self.owner.length
+        return self.plan.length
 
     def get_max_length(self) -> int:
-        return self.owner.capacity
+        return self.plan.capacity
 
 
 class SlotCache(Cache):
     """All layers, and which rows and positions the next forward pass writes."""
 
     def __init__(self, num_layers: int, slots: int, capacity: int) -> None:
-        self.slots, self.capacity = slots, capacity
-        self.rows_N1 = torch.empty(0, 1, dtype=torch.long)
-        self.positions_NQ = torch.empty(0, 0, dtype=torch.long)
-        self.length = 0
-        self.leading: int | None = None
-        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+        none = torch.empty(0, 1, dtype=torch.long)
+        self.next = _Plan(slots, capacity, none, none)
+        super().__init__(layers=[SlotLayer(self.next) for _ in range(num_layers)])
+
+    @property
+    def capacity(self) -> int:
+        """Positions a slot has."""
+        return self.next.capacity
+
+    @property
+    def length(self) -> int:
+        """Positions that the planned forward pass attends to at most."""
+        return self.next.length
 
     def plan(self, rows_N: Tensor, positions_NQ: Tensor, *, leading: bool) -> None:
         """Says where the next forward pass writes.
@@ -79,9 +100,9 @@ class SlotCache(Cache):
             positions_NQ: position of each new token.
             leading: the rows are slots 0..N-1 in order, which saves a copy.
         """
-        self.rows_N1, self.positions_NQ = rows_N[:, None], positions_NQ
-        self.length = int(positions_NQ.max()) + 1
-        self.leading = len(rows_N) if leading else None
+        self.next.rows_N1, self.next.positions_NQ = rows_N[:, None], positions_NQ
+        self.next.length = int(positions_NQ.max()) + 1
+        self.next.leading = len(rows_N) if leading else None
 
     def share_prefix(self, length: int) -> None:
         """Copies the first `length` positions of slot 0 to every slot."""
