@@ -1,0 +1,215 @@
+"""Reading verifiers: nested and flat configurations, weight names, the head file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from eagle3.errors import HarnessError
+from eagle3.verifier import (
+    VerifierSpec,
+    decoder_of,
+    link_verifier,
+    load_model,
+    load_tokenizer,
+    read_head,
+    write_head,
+)
+from eagle3.weight_keys import find_keys
+
+FLAT = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 12,
+    "vocab_size": 10,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "rope_theta": 5e5,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+}
+
+
+def _folder(path: Path, config: dict[str, Any], **tensors: torch.Tensor) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(
+        {name.replace("__", "."): t for name, t in tensors.items()}, path / "model.safetensors"
+    )
+    return path
+
+
+def test_nested_configuration_reads_like_the_flat_one(tmp_path: Path) -> None:
+    flat = VerifierSpec.open(_folder(tmp_path / "m", FLAT, x=torch.zeros(1)))
+    for name in ("text_config", "llm_config", "language_config"):
+        config = {"model_type": "vision", name: FLAT, "vision_config": {"hidden_size": 99}}
+        nested = VerifierSpec.open(_folder(tmp_path / name, config, x=torch.zeros(1)))
+        ours = nested.head_config.model_dump() | {"verifier": "", "config_hash": ""}
+        assert ours == flat.head_config.model_dump() | {"verifier": "", "config_hash": ""}
+    assert flat.head_dim == 4
+    assert (flat.rope_theta, flat.rope_scaling, flat.eos_token_ids) == (5e5, None, [2, 3])
+    assert (flat.norm_offset, flat.embed_scale, flat.logit_scale) == (0.0, 1.0, 1.0)
+
+
+def test_families_that_scale(tmp_path: Path) -> None:
+    gemma = FLAT | {"model_type": "gemma2", "final_logit_softcapping": 30.0}
+    spec = VerifierSpec.open(_folder(tmp_path / "gemma", gemma, x=torch.zeros(1)))
+    assert (spec.norm_offset, spec.embed_scale, spec.logit_softcap) == (1.0, 8**0.5, 30.0)
+    granite = FLAT | {"model_type": "granite", "logits_scaling": 4.0, "embedding_multiplier": 3.0}
+    spec = VerifierSpec.open(_folder(tmp_path / "granite", granite, x=torch.zeros(1)))
+    assert (spec.logit_scale, spec.embed_scale) == (0.25, 3.0)
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    deepseek = FLAT | {"kv_lora_rank": 4, "v_head_dim": 16, "head_dim": 6, "rope_scaling": yarn}
+    spec = VerifierSpec.open(_folder(tmp_path / "deepseek", deepseek, x=torch.zeros(1)))
+    assert (spec.head_dim, spec.rope_scaling) == (16, yarn)
+
+
+def test_generation_config_adds_its_ends(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "m", FLAT | {"eos_token_id": 7}, x=torch.zeros(1))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert VerifierSpec.open(folder).eos_token_ids == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("embed", "norm", "lm_head", "others"),
+    [
+        # DeepSeek's further head has an embedding of its own.
+        (
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+            ["model.layers.61.embed_tokens.weight"],
+        ),
+        (
+            "language_model.model.embed_tokens.weight",
+            "language_model.model.norm.weight",
+            "language_model.lm_head.weight",
+            ["vision_tower.norm.weight"],
+        ),
+        (
+            "model.language_model.embed_tokens.weight",
+            "model.language_model.norm.weight",
+            "lm_head.weight",
+            ["model.visual.merger.norm.weight"],
+        ),
+        ("tok_embeddings.weight", "norm.weight", "output.weight", []),
+    ],
+    ids=["deepseek", "kimi", "qwen-vl", "mistral"],
+)
+def test_weight_names(embed: str, norm: str, lm_head: str, others: list[str]) -> None:
+    keys = find_keys([embed, norm, lm_head, *others], 2, tied=False, where="test")
+    assert (keys.embed, keys.norm, keys.lm_head, keys.layer) == (embed, norm, lm_head, None)
+
+
+def test_two_candidates_or_none_are_errors() -> None:
+    twice = ["a.model.embed_tokens.weight", "b.model.embed_tokens.weight", "model.norm.weight"]
+    with pytest.raises(HarnessError, match="two stored tensors") as caught:
+        find_keys(twice, 2, tied=True, where="test")
+    assert "a.model.embed_tokens.weight, b.model.embed_tokens.weight" in str(caught.value)
+    with pytest.raises(HarnessError, match="norm weight was not found"):
+        find_keys(["model.embed_tokens.weight"], 2, tied=True, where="test")
+    flat = ["model.embed_tokens.weight", "model.norm.weight"]
+    with pytest.raises(HarnessError, match="lm_head"):
+        find_keys(flat, 2, tied=False, where="test")
+    assert find_keys(flat, 2, tied=None, where="test").lm_head is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_head_holds_the_model_s_own_tensors(
+    tied: bool, tiny_verifier: Path, tiny_verifier_untied: Path, tmp_path: Path
+) -> None:
+    spec = VerifierSpec.open(tiny_verifier if tied else tiny_verifier_untied)
+    write_head(spec, tmp_path / "head.safetensors")
+    head = read_head(tmp_path / "head.safetensors")
+    model = load_model(spec, torch.bfloat16, "cpu")
+    decoder = decoder_of(model)
+    assert head.config == spec.head_config
+    assert torch.equal(head.embed, decoder.embed_tokens.weight)
+    assert torch.equal(head.lm_head, model.get_output_embeddings().weight)
+    assert torch.equal(head.norm, decoder.norm.weight)
+    assert head.layer is not None
+    last = dict(decoder.layers[-1].named_parameters())
+    assert head.layer.keys() == last.keys()
+    assert all(torch.equal(head.layer[name], last[name]) for name in last)
+    assert torch.equal(head.embed, head.lm_head) == tied
+    assert read_head(tmp_path / "head.safetensors", dtype=torch.float32).norm.dtype == torch.float32
+    with safe_open(tmp_path / "head.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["config"])["eos_token_ids"] == [2]
+
+
+def test_only_needed_shards_are_opened(tiny_verifier_untied: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sharded"
+    link_verifier(str(tiny_verifier_untied), folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    early = {name for name in tensors if ".layers.0." in name or ".layers.1." in name}
+    late = {name: tensors[name] for name in tensors.keys() - early}
+    save_file(late, folder / "b.safetensors")
+    (folder / "a.safetensors").write_bytes(b"never opened")
+    weight_map = {name: "a.safetensors" if name in early else "b.safetensors" for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_head(VerifierSpec.open(folder), tmp_path / "head.safetensors")
+    head = read_head(tmp_path / "head.safetensors")
+    assert torch.equal(head.lm_head, tensors["lm_head.weight"])
+
+
+def test_a_shape_that_the_configuration_denies(tmp_path: Path) -> None:
+    folder = _folder(
+        tmp_path / "m",
+        FLAT,
+        model__embed_tokens__weight=torch.zeros(12, 8),
+        model__norm__weight=torch.zeros(8),
+        lm_head__weight=torch.zeros(10, 8),
+    )
+    with pytest.raises(HarnessError, match="embed weight does not fit") as caught:
+        write_head(VerifierSpec.open(folder), tmp_path / "head.safetensors")
+    assert "[10, 8]" in str(caught.value) and "[12, 8]" in str(caught.value)
+    assert not (tmp_path / "head.safetensors").exists()
+
+
+def test_missing_things_are_named(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"config\.json is missing"):
+        VerifierSpec.open(tmp_path / "nothing" / "here")
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(FLAT | {"hidden_size": None}))
+    with pytest.raises(HarnessError, match="lacks a key") as caught:
+        VerifierSpec.open(folder)
+    assert "hidden_size" in str(caught.value)
+    (folder / "config.json").write_text(json.dumps(FLAT))
+    with pytest.raises(HarnessError, match="no safetensors"):
+        _ = VerifierSpec.open(folder).keys
+    with pytest.raises(HarnessError, match="head is missing"):
+        read_head(tmp_path / "head.safetensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(HarnessError, match="not a verifier head"):
+        read_head(tmp_path / "other.safetensors")
+
+
+def test_no_chat_template_is_an_error(tiny_verifier: Path, tmp_path: Path) -> None:
+    link_verifier(str(tiny_verifier), tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").unlink()
+    config = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(HarnessError, match="chat template"):
+        load_tokenizer(VerifierSpec.open(tmp_path / "m"))
+
+
+def test_linked_verifier_is_the_same_and_names_where_it_came_from(
+    tiny_verifier: Path, tmp_path: Path
+) -> None:
+    link_verifier(str(tiny_verifier), tmp_path / "linked")
+    linked, original = VerifierSpec.open(tmp_path / "linked"), VerifierSpec.open(tiny_verifier)
+    assert linked.verifier == tiny_verifier.name
+    assert (linked.config_hash, linked.revision) == (original.config_hash, original.revision)
+    assert (tmp_path / "linked" / "model.safetensors").is_symlink()
