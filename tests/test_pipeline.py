@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from experiments.overlay import project_files
 from experiments.settings_check import check_settings
 from stages.params import dump_yaml, overlaid, read_params
 from tests.tiny import make_tiny_verifier
+from tests.warm_python import WarmPython
 
 ARMS = ("base", "scratch", "finetune", "scratch_large")
 
@@ -50,12 +53,12 @@ def tiny_settings(folder: Path) -> dict[str, object]:
 class Project:
     """A clone of the project's files, and DVC in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, python: WarmPython) -> None:
         self.root = root
-        self.environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
+        self.python = python
+        self.ran_first: set[str] = set()
+        path = f"{python.bin}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path}
         self.environment.pop("PYTHONPATH", None)
 
     def git(self, *command: str) -> None:
@@ -97,12 +100,24 @@ def write_prompts(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Project:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    made = WarmPython(tmp_path_factory.mktemp("python"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def project(
+    tmp_path_factory: pytest.TempPathFactory,
+    project_root: Path,
+    empty_store: Path,
+    python: WarmPython,
+) -> Project:
     """Cloned, and its pipeline run once."""
     folder = tmp_path_factory.mktemp("pipeline")
     make_tiny_verifier(folder / "verifier")
     write_prompts(folder)
-    made = Project(folder / "project")
+    made = Project(folder / "project", python)
     for name in [*project_files(project_root), ".dvc/config", ".dvc/.gitignore"]:
         (made.root / name).parent.mkdir(parents=True, exist_ok=True)
         (made.root / name).write_bytes((project_root / name).read_bytes())
@@ -113,7 +128,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Pro
     made.set_params(params)
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "start"]):
         made.git(*command)
-    made.ran_first = made.repro()  # type: ignore[attr-defined]
+    shutil.copy(empty_store, made.root / "mlflow.db")
+    made.ran_first = made.repro()
     made.git("add", ".")
     made.git("commit", "-qm", "results")
     return made
@@ -121,7 +137,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Pro
 
 def test_everything_runs_once(project: Project) -> None:
     every = {line.split()[0] for line in project.dvc("stage", "list").splitlines()}
-    assert project.ran_first == every  # type: ignore[attr-defined]
+    assert project.ran_first == every
     assert (project.root / "report" / "report.html").stat().st_size > 1000
     assert project.repro() == set()
 
@@ -180,7 +196,7 @@ def test_a_clone_pulls_and_runs_nothing(project: Project, tmp_path: Path) -> Non
     project.dvc("push", "-q")
     project.git("add", ".")
     project.git("commit", "-qm", "remote")
-    clone = Project(tmp_path / "clone")
+    clone = Project(tmp_path / "clone", project.python)
     subprocess.run(["git", "clone", "-q", str(project.root), str(clone.root)], check=True)
     clone.dvc("pull", "-q")
     assert clone.repro() == set()
