@@ -35,7 +35,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         "verifier": [spec.config_hash, spec.revision],
         "responses": {name: digest_file(args.responses / f"{name}.jsonl") for name in splits},
         "torch": torch.__version__,
-        "device": stage.run.device,
+        "run": stage.run.model_dump(),
     }
     with stage.work(key) as work:
         model = load_model(spec, getattr(torch, settings.dtype), stage.run.device)
