@@ -123,7 +123,7 @@ def describe(root: Path, *, threads: int) -> dict[str, Any]:
     lock = root / "requirements.lock"
     return {
         **git_state(root),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join(["python -m", f"stages.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor(),
