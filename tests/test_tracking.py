@@ -304,3 +304,29 @@ def test_processes_that_meet_a_fresh_store(tmp_path: Path) -> None:
 def test_telemetry_is_off() -> None:
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["DO_NOT_TRACK"] == "true"
+
+
+def test_a_slow_store_is_not_waited_for(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saying costs the caller microseconds while each call to the store takes a second."""
+    from mlflow import MlflowClient
+
+    real = MlflowClient.log_batch
+
+    def slow(self: MlflowClient, *args: object, **kwargs: object) -> None:
+        time.sleep(1.0)
+        real(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MlflowClient, "log_batch", slow)
+    tracker = MlflowTracker(store, tmp_path / "journals", run_name="slow", flush_seconds=0.01)
+    said = 0.0
+    for step in range(100):
+        started = time.perf_counter()
+        tracker.log_metrics({"loss": float(step), "lr": 0.1}, step)
+        said += time.perf_counter() - started
+        time.sleep(0.01)
+    assert said < 0.5  # a hundred calls, on a busy machine; one call to the store takes twice that
+    run_id = tracker.close()["run_id"]
+    assert run_id is not None
+    assert history(store, run_id, "loss") == [(step, float(step)) for step in range(100)]
