@@ -56,7 +56,7 @@ def work_folder(root: Path, stage: str, key: Mapping[str, Any]) -> Iterator[Path
             ) from None
         yield folder
         shutil.rmtree(folder)
-        os.unlink(lock.name)
+        Path(lock.name).unlink()
 
 
 def publish(source: Path, destination: Path) -> None:
@@ -84,7 +84,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
