@@ -1,7 +1,7 @@
 """Named random generators: the same name gives the same numbers, whatever ran before.
 
-A generator's name says what it is for (`"noise", run seed, epoch, sample id`), so that a resumed run
-and a run on another number of processes draw what an uninterrupted one would have drawn.
+A generator's name says what it is for (`"noise", run seed, epoch, sample id`), so that a resumed
+run and a run on another number of processes draw what an uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
