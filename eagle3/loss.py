@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3.drafter import rms_norm
 
-CHUNK_ROWS = 256  # 256 x 8192 bf16 logits are 4 MiB: they stay in a core's second-level cache
+CHUNK_ROWS = 512  # 512 x 8192 bf16 logits are 8 MiB: chunks amortise reading the head
 
 
 @dataclass(frozen=True)
