@@ -8,7 +8,8 @@ Legend: N packed rows, R active rows, D draft vocabulary, G verifier hidden size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from eagle3.drafter import Drafter
 from eagle3.loss import TargetHead, soft_cross_entropy, soft_targets
-from eagle3.packing import Batch, measured_rows, supervised_rows
+from eagle3.packing import Batch, measured_rows, shifted, supervised_rows
 from eagle3.settings import Settings
 from eagle3.ttt import cast_weights, ttt_steps
 from eagle3.vocab import DraftVocabulary
@@ -83,14 +84,14 @@ def objective(
     if settings.outside_rows == "drop":
         # The target of row t at step k stands at t+1+k.
         inside_N = top1_N >= 0
-        supervised = [rows & _shift(inside_N, 1 + k) for k, rows in enumerate(supervised)]
+        supervised = [rows & shifted(inside_N, 1 + k) for k, rows in enumerate(supervised)]
     wanted = torch.stack(supervised).any(0)
     active_R = wanted.nonzero()[:, 0]
     place_N = torch.full_like(batch.token_ids_N, -1)
     place_N[active_R] = torch.arange(len(active_R), device=device)
 
     target_rows = (
-        torch.stack([_shift(rows, -1 - step) for step, rows in enumerate(supervised)])
+        torch.stack([shifted(rows, -1 - step) for step, rows in enumerate(supervised)])
         .any(0)
         .nonzero()[:, 0]
     )
@@ -107,7 +108,7 @@ def objective(
         entropy=measure,
     )
     total = torch.zeros((), device=device)
-    outcome = Outcome(total, [], [], [], [], [], [])
+    outcome = Outcome(total, [], [], [], [], [], [])  # lists are filled step by step
     right_N = torch.ones_like(wanted)
     for step, out_RH in enumerate(ttt_steps(drafter, weights, batch, active_R, steps)):
         rows = supervised[step].nonzero()[:, 0]
@@ -129,14 +130,27 @@ def objective(
             outcome.hits.append(int((hit_N & counted).sum()))
             outcome.cumulative.append(int((right_N & counted).sum()))
             outcome.measured.append(int(counted.sum()))
-    return Outcome(total, *list(vars(outcome).values())[1:])
+    return replace(outcome, loss=total)
 
 
-def _shift(values_N: Tensor, by: int) -> Tensor:
-    """Row t holds what stands at t + by; zeros come in at the ends."""
-    out = torch.zeros_like(values_N)
-    if by >= 0:
-        out[: len(values_N) - by] = values_N[by:]
-    else:
-        out[-by:] = values_N[:by]
-    return out
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Metrics of one optimizer step: rows weigh alike, whatever micro-batch they came in.
+
+    loss_k and divergence_k: means over the supervised rows of TTT step k. accuracy_k: share of
+    counted rows with the verifier's argmax; cumulative_k: right at every step up to k;
+    conditional_k: of those right before, the share still right.
+    """
+    metrics: dict[str, float] = {"loss": sum(o.loss.item() for o in outcomes) / len(outcomes)}
+    right_before = 1.0
+    for k in range(len(outcomes[0].rows)):
+        rows = sum(o.rows[k] for o in outcomes)
+        for name in ("losses", "divergences"):
+            total = sum(getattr(o, name)[k].item() * o.rows[k] for o in outcomes)
+            metrics[f"{'loss' if name == 'losses' else 'divergence'}_{k}"] = total / max(rows, 1)
+        measured = max(sum(o.measured[k] for o in outcomes), 1)
+        cumulative = sum(o.cumulative[k] for o in outcomes) / measured
+        metrics[f"accuracy_{k}"] = sum(o.hits[k] for o in outcomes) / measured
+        metrics[f"cumulative_{k}"] = cumulative
+        metrics[f"conditional_{k}"] = cumulative / right_before if right_before else 0.0
+        right_before = cumulative
+    return metrics

@@ -87,20 +87,24 @@ def supervised_rows(batch: Batch, step: int) -> Tensor:
     if and only if the token at t+1+k was answered by the verifier and t+2+k lies in the same
     document: serving never drafts the first answer token.
     """
-    return _within(batch, step + 2) & _ahead(batch.loss_mask_N, step + 1)
+    return _within(batch, step + 2) & shifted(batch.loss_mask_N, step + 1)
 
 
 def measured_rows(batch: Batch, step: int) -> Tensor:
     """Supervised rows that also count in accuracies: the verifier answered t+1 and t+2+k too."""
-    answered = _ahead(batch.loss_mask_N, 1) & _ahead(batch.loss_mask_N, step + 2)
+    answered = shifted(batch.loss_mask_N, 1) & shifted(batch.loss_mask_N, step + 2)
     return supervised_rows(batch, step) & answered
 
 
-def _ahead(values_N: Tensor, by: int) -> Tensor:
-    """Row t holds what stands at t + by; the last rows hold zeros."""
+def shifted(values_N: Tensor, by: int) -> Tensor:
+    """Row t holds what stands at t + by; rows for which there is nothing hold zeros."""
     out = torch.zeros_like(values_N)
-    if by < len(values_N):
+    if abs(by) >= len(values_N):
+        return out
+    if by >= 0:
         out[: len(values_N) - by] = values_N[by:]
+    else:
+        out[-by:] = values_N[:by]
     return out
 
 
@@ -108,7 +112,7 @@ def _within(batch: Batch, by: int) -> Tensor:
     """Whether row t + by lies in the document of row t."""
     # Zeros shifted in must not look like document 0: count documents from 1.
     document = batch.document_N + 1
-    return _ahead(document, by) == document
+    return shifted(document, by) == document
 
 
 def packed_order(

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluation on dev, saving and resuming.
+"""The training loop: steps, evaluation on dev, when to save.
 
 Takes a `Tracker` and an `on_eval` callback; knows nothing of where its data and settings come from.
 
@@ -7,17 +7,15 @@ Legend: P aux layers.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,22 +25,15 @@ from eagle3.errors import HarnessError
 from eagle3.initialise import DrafterSettings
 from eagle3.loss import TargetHead
 from eagle3.noise import NoiseSettings, add_noise, layer_scales
-from eagle3.objective import ObjectiveSettings, Outcome, objective
+from eagle3.objective import ObjectiveSettings, Outcome, objective, summarise
 from eagle3.packing import Batch, pack
+from eagle3.progress import Progress, keep_if_best, restore_best, save_progress, take_up
 from eagle3.replay import Acceptance, acceptance_length, replay
-from eagle3.resume import (
-    TrainingState,
-    newest_state,
-    optimizer_tensors,
-    restore_optimizer,
-    save_state,
-)
 from eagle3.schedule import PlannedStep, Scheduler, learning_rate, plan_steps
 from eagle3.settings import Settings
 from eagle3.tracking import Tracker
 from eagle3.vocab import DraftVocabulary
 
-log = logging.getLogger(__name__)
 OnEval = Callable[[int, float], None]
 
 
@@ -110,16 +101,6 @@ class TrainResult:
     history: list[tuple[str, int, float]]
 
 
-@dataclass
-class _Progress:
-    """What changes from step to step besides weights."""
-
-    step: int = 0
-    best_step: int = 0
-    best_tau: float | None = None
-    history: list[tuple[str, int, float]] = field(default_factory=list)
-
-
 def train(
     drafter: Drafter,
     data: TrainData,
@@ -172,7 +153,7 @@ def train(
         # Nothing is added to it, so it needs no float32 and no cast in every step.
         drafter.lm_head.to(dtype)
     scales = layer_scales(data.documents) if settings.noise.kind == "gaussian_relative" else None
-    progress = _resume(work, trained, optimizer)
+    progress = take_up(work, trained, optimizer)
     evaluations = {
         math.ceil(len(plan) * (i + 1) / settings.evaluations) for i in range(settings.evaluations)
     }
@@ -208,26 +189,24 @@ def train(
             seconds = time.perf_counter() - clock
             speed = {"tokens_per_s": (bar.n - tokens_then) / seconds}
             clock, tokens_then = time.perf_counter(), bar.n
-            _record(progress, tracker, metrics, step, speed)
-            bar.set_postfix(loss=f"{metrics['loss']:.3f}", dev_tau=_last_tau(progress))
+            progress.record(tracker, metrics, speed)
+            tau_now = progress.last("dev_tau")
+            bar.set_postfix(
+                loss=f"{metrics['loss']:.3f}", dev_tau="-" if tau_now is None else f"{tau_now:.3f}"
+            )
         if step in evaluations and data.dev:
             tau = _evaluate(drafter, data, settings, progress, tracker, dtype)
-            if progress.best_tau is None or tau > progress.best_tau:
-                progress.best_step, progress.best_tau = step, tau
-                _keep_best(work, trained)
+            keep_if_best(progress, tau, work, trained)
             clock, tokens_then = time.perf_counter(), bar.n
             if on_eval is not None:
                 on_eval(step, tau)
         if step % settings.save_every == 0 and step < len(plan):
-            _save(work, progress, trained, optimizer)
+            save_progress(work, progress, trained, optimizer)
     bar.close()
     if progress.best_tau is None:
         progress.best_step = len(plan)
     else:
-        best = load_file(work / "best.safetensors")
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(best[name])
+        restore_best(work, trained)
     return TrainResult(
         steps=len(plan),
         tokens=plan[-1].tokens_after,
@@ -289,46 +268,11 @@ def _refuse_not_finite(outcome: Outcome, batch: Batch) -> None:
         )
 
 
-def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Metrics of one optimizer step: rows weigh alike, whatever micro-batch they came in.
-
-    loss_k and divergence_k: means over the supervised rows of TTT step k. accuracy_k: share of
-    counted rows with the verifier's argmax; cumulative_k: right at every step up to k;
-    conditional_k: of those right before, the share still right.
-    """
-    metrics: dict[str, float] = {"loss": sum(o.loss.item() for o in outcomes) / len(outcomes)}
-    right_before = 1.0
-    for k in range(len(outcomes[0].rows)):
-        rows = sum(o.rows[k] for o in outcomes)
-        for name in ("losses", "divergences"):
-            total = sum(getattr(o, name)[k].item() * o.rows[k] for o in outcomes)
-            metrics[f"{'loss' if name == 'losses' else 'divergence'}_{k}"] = total / max(rows, 1)
-        measured = max(sum(o.measured[k] for o in outcomes), 1)
-        cumulative = sum(o.cumulative[k] for o in outcomes) / measured
-        metrics[f"accuracy_{k}"] = sum(o.hits[k] for o in outcomes) / measured
-        metrics[f"cumulative_{k}"] = cumulative
-        metrics[f"conditional_{k}"] = cumulative / right_before if right_before else 0.0
-        right_before = cumulative
-    return metrics
-
-
-def _record(
-    progress: _Progress,
-    tracker: Tracker,
-    metrics: dict[str, float],
-    step: int,
-    speed: dict[str, float] | None = None,
-) -> None:
-    """Into the history and to the tracker; speeds go to the tracker alone, they never repeat."""
-    progress.history += [(name, step, value) for name, value in metrics.items()]
-    tracker.log_metrics({**metrics, **(speed or {})}, step)
-
-
 def _evaluate(
     drafter: Drafter,
     data: TrainData,
     settings: TrainSettings,
-    progress: _Progress,
+    progress: Progress,
     tracker: Tracker,
     dtype: torch.dtype,
 ) -> float:
@@ -339,47 +283,5 @@ def _evaluate(
     for position in range(settings.dev_drafts):
         accepted = sum(count.accepted_per_position[position] for count in counts)
         metrics[f"dev_acceptance_{position}"] = accepted / steps
-    _record(progress, tracker, metrics, progress.step)
+    progress.record(tracker, metrics)
     return tau
-
-
-def _last_tau(progress: _Progress) -> str:
-    taus = [value for name, _, value in progress.history if name == "dev_tau"]
-    return f"{taus[-1]:.3f}" if taus else "-"
-
-
-def _keep_best(work: Path, trained: dict[str, torch.nn.Parameter]) -> None:
-    part = work / ".best.part"
-    save_file({name: p.detach() for name, p in trained.items()}, part)
-    part.replace(work / "best.safetensors")
-
-
-def _save(
-    work: Path,
-    progress: _Progress,
-    trained: dict[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    tensors = {name: p.detach() for name, p in trained.items()}
-    tensors |= optimizer_tensors(optimizer, list(trained))
-    facts: dict[str, Any] = {
-        "best_step": progress.best_step,
-        "best_tau": progress.best_tau,
-        "history": progress.history,
-    }
-    save_state(work, TrainingState(progress.step, tensors, facts))
-
-
-def _resume(
-    work: Path, trained: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> _Progress:
-    state = newest_state(work)
-    if state is None:
-        return _Progress()
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.copy_(state.tensors[name])
-    restore_optimizer(optimizer, list(trained), state.tensors)
-    log.info("resuming after step %d", state.step)
-    history = [(str(name), int(step), float(value)) for name, step, value in state.facts["history"]]
-    return _Progress(state.step, state.facts["best_step"], state.facts["best_tau"], history)
