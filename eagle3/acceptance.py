@@ -14,7 +14,6 @@ from pydantic import NonNegativeInt
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings, read_settings
-from eagle3.statistics import conditional_rates, unconditional_rates
 from eagle3.workspace import write_atomically
 
 ALL = "all"
@@ -25,9 +24,12 @@ class PromptCounts(Settings):
     """What verification counted on one prompt.
 
     Attributes:
-        drafted, accepted: draft tokens, accepted ones counted before any cut at the answer's end.
+        benchmark: the prompt's source.
+        verify_steps: verification steps.
+        drafted, accepted: draft tokens, k a step; accepted ones counted before any cut at the
+            answer's end.
         accepted_per_position: steps that accepted the draft at position 1 .. k.
-        tokens: of the answer.
+        tokens: of the answer, the one that the prefill gave included.
     """
 
     id: str
@@ -72,6 +74,29 @@ def by_benchmark(counts: Sequence[PromptCounts]) -> dict[str, list[PromptCounts]
     return groups | {ALL: list(counts)}
 
 
+def acceptance_length(accepted: float, steps: float) -> float:
+    """τ: tokens a verification step, the bonus token included: 1 + accepted / steps.
+
+    Sums over prompts go in, so that τ is no mean of the prompts' own. 1.0 where nothing was
+    verified.
+    """
+    return 1.0 + accepted / steps if steps else 1.0
+
+
+def unconditional_rates(accepted_per_position: Sequence[int], steps: int) -> list[float]:
+    """Share of steps in which the draft at each position was accepted; non-increasing."""
+    return [count / steps if steps else 0.0 for count in accepted_per_position]
+
+
+def conditional_rates(accepted_per_position: Sequence[int], steps: int) -> list[float | None]:
+    """Share accepted among steps in which all positions before were; None where none was."""
+    before = [steps, *accepted_per_position]
+    return [
+        now / all_before if all_before else None
+        for now, all_before in zip(accepted_per_position, before, strict=False)
+    ]
+
+
 def summarise(counts: Sequence[PromptCounts]) -> dict[str, Any]:
     """τ and rates of some prompts together, as plain values.
 
@@ -85,7 +110,7 @@ def summarise(counts: Sequence[PromptCounts]) -> dict[str, Any]:
         sum(at) for at in zip(*(item.accepted_per_position for item in counts), strict=True)
     ]
     return {
-        "tau": 1 + accepted / steps if steps else 1.0,
+        "tau": acceptance_length(accepted, steps),
         "acceptance_rate": accepted / drafted if drafted else 0.0,
         "per_position_unconditional": unconditional_rates(positions, steps),
         "per_position_conditional": conditional_rates(positions, steps),

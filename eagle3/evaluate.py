@@ -1,4 +1,4 @@
-"""A drafter's evaluation: what is evaluated how, and its exact acceptance by replay.
+"""A drafter's evaluation: what is evaluated how, and what its acceptance by replay comes to.
 
 Real decoding is in `eagle3.real_decoding`. Knows nothing of stages or of where results are written.
 """
@@ -20,7 +20,6 @@ from eagle3.dataset import Document, StatesDataset
 from eagle3.decode import DraftChoice
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
-from eagle3.replay import replay
 from eagle3.settings import Settings
 from eagle3.verifier import VerifierHead, VerifierSpec, load_model
 
@@ -96,24 +95,6 @@ def check_states(states: StatesDataset, subject: Subject, k: int) -> None:
                 got="no supervised token" if tail < 0 else f"{tail} tokens",
                 fix="raise the tail of the regenerate section to k or more",
             )
-
-
-def replayed(
-    drafter: Drafter, states: Sequence[Document], k: int, dtype: torch.dtype
-) -> list[PromptCounts]:
-    """Exact greedy counts of every test prompt, in the order of the states."""
-    return [
-        PromptCounts(
-            id=item.id,
-            benchmark=item.source,
-            verify_steps=item.verify_steps,
-            drafted=item.drafted,
-            accepted=item.accepted,
-            accepted_per_position=list(item.accepted_per_position),
-            tokens=item.tokens,
-        )
-        for item in replay(drafter, states, k, dtype=dtype)
-    ]
 
 
 def acceptance_summary(

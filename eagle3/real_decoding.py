@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from eagle3.acceptance import acceptance_length
 from eagle3.chain import ChainProposer
 from eagle3.dataset import Document
 from eagle3.decode import Decoded, plain_decode, speculative_decode
@@ -147,7 +148,7 @@ class Exactness:
         accepted = sum(item.accepted for item in self.speculative)
         return {
             "dtype": "float32",
-            "tau": 1 + accepted / steps if steps else 1.0,
+            "tau": acceptance_length(accepted, steps),
             "verify_steps": steps,
             "accepted": accepted,
             "accepted_per_position": [

@@ -11,11 +11,11 @@ Legend: N packed rows, k drafts a verification step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eagle3.acceptance import PromptCounts
 from eagle3.dataset import Document
 from eagle3.drafter import Drafter
 from eagle3.packing import Batch, pack
@@ -24,42 +24,10 @@ from eagle3.ttt import Weights, cast_weights, ttt_steps
 BATCH_ROWS = 2048
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """What chain drafting with k argmax drafts counts on one answer.
-
-    Attributes:
-        id, source: of the sample.
-        verify_steps: verification steps.
-        drafted: proposed drafts, k a step.
-        accepted: accepted drafts, counted before any cut at the answer's end.
-        accepted_per_position: accepted at draft position 1..k.
-        tokens: tokens of the answer, the one that the prefill gave included.
-    """
-
-    id: str
-    source: str
-    verify_steps: int
-    drafted: int
-    accepted: int
-    accepted_per_position: tuple[int, ...]
-    tokens: int
-
-
-def acceptance_length(counts: Iterable[Acceptance]) -> float:
-    """τ: tokens a verification step, the bonus token included: 1 + accepted / verify steps.
-
-    Over all samples at once, not a mean of their means. 1.0 where nothing was verified.
-    """
-    counts = list(counts)
-    steps = sum(count.verify_steps for count in counts)
-    return 1.0 + sum(count.accepted for count in counts) / steps if steps else 1.0
-
-
 @torch.no_grad()
 def replay(
     drafter: Drafter, documents: Sequence[Document], k: int, *, dtype: torch.dtype
-) -> list[Acceptance]:
+) -> list[PromptCounts]:
     """Replays chain drafting over the verifier's greedy answers.
 
     Args:
@@ -72,7 +40,7 @@ def replay(
     Raises:
         ValueError: a document whose supervised tokens are not one run.
     """
-    counts: list[Acceptance] = []
+    counts: list[PromptCounts] = []
     weights = cast_weights(drafter, dtype)
     device = drafter.fc.weight.device
     for group in _groups(documents):
@@ -107,7 +75,7 @@ def accepted_drafts(drafter: Drafter, batch: Batch, k: int, weights: Weights) ->
     return count
 
 
-def walk(document: Document, accepted: Sequence[int], k: int) -> Acceptance:
+def walk(document: Document, accepted: Sequence[int], k: int) -> PromptCounts:
     """Counts from verification to verification, given the accepted drafts of each row.
 
     The prefill answers the first token. A step at row t (the newest token is t+1) emits its
@@ -124,13 +92,13 @@ def walk(document: Document, accepted: Sequence[int], k: int) -> Acceptance:
             positions[position] += 1
         row += accepted[row] + 1
         steps += 1
-    return Acceptance(
+    return PromptCounts(
         id=document.id,
-        source=document.source,
+        benchmark=document.source,
         verify_steps=steps,
         drafted=steps * k,
         accepted=sum(positions),
-        accepted_per_position=tuple(positions),
+        accepted_per_position=positions,
         tokens=len(answer),
     )
 

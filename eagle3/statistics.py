@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle3.acceptance import acceptance_length
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -41,10 +43,9 @@ class Estimate:
     high: float
 
 
-def acceptance_length(counts: Counts) -> float:
-    """τ = 1 + accepted / steps, summed over all prompts and seeds; 1.0 without a step."""
-    steps = float(counts.steps_SP.sum())
-    return 1.0 + float(counts.accepted_SP.sum()) / steps if steps else 1.0
+def overall_length(counts: Counts) -> float:
+    """τ over all prompts and seeds at once."""
+    return acceptance_length(float(counts.accepted_SP.sum()), float(counts.steps_SP.sum()))
 
 
 def resampled_lengths(
@@ -78,7 +79,7 @@ def length_interval(
         level: of the interval, 0.95 for 95%.
     """
     lengths_R = resampled_lengths([counts], resamples, generator)[0]
-    return Estimate(acceptance_length(counts), *_percentiles(lengths_R, level))
+    return Estimate(overall_length(counts), *_percentiles(lengths_R, level))
 
 
 def length_difference(
@@ -86,22 +87,8 @@ def length_difference(
 ) -> Estimate:
     """τ of `second` minus τ of `first` by a bootstrap paired over prompts (and seeds)."""
     first_R, second_R = resampled_lengths([first, second], resamples, generator)
-    value = acceptance_length(second) - acceptance_length(first)
+    value = overall_length(second) - overall_length(first)
     return Estimate(value, *_percentiles(second_R - first_R, level))
-
-
-def unconditional_rates(accepted_per_position: Sequence[int], steps: int) -> list[float]:
-    """Share of steps in which the draft at each position was accepted; non-increasing."""
-    return [count / steps if steps else 0.0 for count in accepted_per_position]
-
-
-def conditional_rates(accepted_per_position: Sequence[int], steps: int) -> list[float | None]:
-    """Share accepted among steps in which all positions before were; None where none was."""
-    before = [steps, *accepted_per_position]
-    return [
-        now / all_before if all_before else None
-        for now, all_before in zip(accepted_per_position, before, strict=False)
-    ]
 
 
 def lengths_by_drafts(unconditional: Sequence[float]) -> list[float]:

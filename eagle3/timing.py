@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eagle3.acceptance import acceptance_length
 from eagle3.decode import Clock, Decoded, Verifier
 from eagle3.statistics import break_even, speed_up
 
@@ -65,7 +66,7 @@ def measure(run: Run, k: int) -> dict[str, Any]:
     verify = _ratio(sum(item.verify_seconds for item in run.speculative), steps)
     draft = _ratio(sum(item.draft_seconds for item in run.speculative), k * steps)
     r, c = _ratio(verify, plain_step), _ratio(draft, plain_step)
-    tau = 1 + _ratio(sum(item.accepted for item in run.speculative), steps)
+    tau = acceptance_length(sum(item.accepted for item in run.speculative), steps)
     speeds = [
         _ratio(sum(len(item.token_ids) for item in way), sum(item.seconds for item in way))
         for way in (run.plain, run.speculative)

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
+from eagle3.acceptance import acceptance_length
 from eagle3.dataset import Document, StatesDataset
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
@@ -28,7 +29,7 @@ from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.objective import ObjectiveSettings, Outcome, objective, summarise
 from eagle3.packing import Batch, pack
 from eagle3.progress import Progress, keep_if_best, restore_best, save_progress, take_up
-from eagle3.replay import Acceptance, acceptance_length, replay
+from eagle3.replay import replay
 from eagle3.schedule import PlannedStep, Scheduler, learning_rate, plan_steps
 from eagle3.settings import Settings
 from eagle3.tracking import Tracker
@@ -276,12 +277,12 @@ def _evaluate(
     tracker: Tracker,
     dtype: torch.dtype,
 ) -> float:
-    counts: list[Acceptance] = replay(drafter, data.dev, settings.dev_drafts, dtype=dtype)
-    tau = acceptance_length(counts)
-    steps = max(sum(count.verify_steps for count in counts), 1)
+    counts = replay(drafter, data.dev, settings.dev_drafts, dtype=dtype)
+    steps = sum(count.verify_steps for count in counts)
+    tau = acceptance_length(sum(count.accepted for count in counts), steps)
     metrics = {"dev_tau": tau}
     for position in range(settings.dev_drafts):
         accepted = sum(count.accepted_per_position[position] for count in counts)
-        metrics[f"dev_acceptance_{position}"] = accepted / steps
+        metrics[f"dev_acceptance_{position}"] = accepted / max(steps, 1)
     progress.record(tracker, metrics)
     return tau

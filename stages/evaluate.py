@@ -14,10 +14,10 @@ from eagle3.evaluate import (
     Subject,
     acceptance_summary,
     check_states,
-    replayed,
 )
 from eagle3.machine import keep_freed_memory
 from eagle3.real_decoding import exact_decoding, spread_prompts, timed_decoding
+from eagle3.replay import replay
 from eagle3.tracking import flatten
 from eagle3.verifier import VerifierSpec, read_head
 from eagle3.workspace import write_json
@@ -48,7 +48,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     tracker.log_params(flatten({"arm": args.arm, "evaluate": settings.model_dump()}))
     dtype = getattr(torch, settings.dtype)
     drafter = subject.drafter(dtype)
-    counts = replayed(drafter, states, settings.k, dtype)
+    counts = replay(drafter, states, settings.k, dtype=dtype)
     summary = acceptance_summary(counts, states, drafter)
     tracker.log_metrics({f"tau.{name}": group["tau"] for name, group in summary.items()}, 0)
     exact = exact_decoding(subject, prompts, settings).summary()

@@ -21,9 +21,10 @@ from eagle3.decode import Decoded, plain_decode
 from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
-from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check_states, replayed
+from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check_states
 from eagle3.exactness import first_difference
 from eagle3.real_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
+from eagle3.replay import replay
 from eagle3.timing import Run, measure
 from eagle3.verifier import VerifierSpec, read_head, write_head
 
@@ -101,9 +102,8 @@ def states(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> States
 
 def test_replay_and_decoding_count_alike(subject: Subject, states: StatesDataset) -> None:
     settings = EvaluateSettings(decode_prompts=6, decode_tokens=TOKENS)
-    counts = {
-        item.id: item for item in replayed(subject.drafter(torch.float32), states, 3, torch.float32)
-    }
+    drafter = subject.drafter(torch.float32)
+    counts = {item.id: item for item in replay(drafter, states, 3, dtype=torch.float32)}
     prompts = spread_prompts(states, 6)
     exact = exact_decoding(subject, prompts, settings)
     for prompt, got in zip(prompts, exact.speculative, strict=True):
@@ -149,7 +149,7 @@ def test_measured_by_hand() -> None:
 
 def test_summary_covers_and_groups(subject: Subject, states: StatesDataset) -> None:
     drafter = subject.drafter(torch.float32)
-    summary = acceptance_summary(replayed(drafter, states, 3, torch.float32), states, drafter)
+    summary = acceptance_summary(replay(drafter, states, 3, dtype=torch.float32), states, drafter)
     assert list(summary) == ["human_eval", "mt_bench", "all"]
     answers = [d.token_ids[d.loss_mask.bool()] for d in states]
     even = sum(int((ids % 2 == 0).sum()) for ids in answers)

@@ -7,27 +7,26 @@ import math
 import pytest
 import torch
 
+from eagle3.acceptance import conditional_rates, unconditional_rates
 from eagle3.seeding import generator
 from eagle3.statistics import (
     Counts,
-    acceptance_length,
     best_drafts,
     break_even,
-    conditional_rates,
     length_difference,
     length_interval,
     lengths_by_drafts,
+    overall_length,
     resampled_lengths,
     speed_up,
-    unconditional_rates,
 )
 
 
 def test_length_is_a_ratio_of_sums() -> None:
     counts = Counts.of([[10, 0]], [[10, 90]])
-    assert acceptance_length(counts) == 1.1  # the mean of the prompts' own would be 1.5
-    assert acceptance_length(Counts.of([[10, 0], [20, 0]], [[10, 90], [10, 90]])) == 1.15
-    assert acceptance_length(Counts.of([[0]], [[0]])) == 1.0
+    assert overall_length(counts) == 1.1  # the mean of the prompts' own would be 1.5
+    assert overall_length(Counts.of([[10, 0], [20, 0]], [[10, 90], [10, 90]])) == 1.15
+    assert overall_length(Counts.of([[0]], [[0]])) == 1.0
 
 
 def test_rates() -> None:

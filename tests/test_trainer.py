@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from eagle3.acceptance import acceptance_length, summarise
 from eagle3.dataset import Document
 from eagle3.drafter import DraftCache, Drafter
 from eagle3.errors import HarnessError
 from eagle3.loss import TargetHead
 from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.packing import pack, packed_order
-from eagle3.replay import acceptance_length, replay, walk
+from eagle3.replay import replay, walk
 from eagle3.schedule import learning_rate, plan_steps
 from eagle3.tracking import NullTracker
 from eagle3.trainer import TrainData, TrainSettings, train
@@ -104,10 +105,8 @@ def test_it_learns(tmp_path: Path) -> None:
     taus = [value for name, _, value in history if name == "dev_tau"]
     assert losses[-1] < 0.5 * losses[0]
     assert taus[-1] > taus[0]
-    kept = acceptance_length(
-        replay(drafter, make_documents(6, seed=1, tail=4), 2, dtype=torch.float32)
-    )
-    assert kept == max(taus)
+    counts = replay(drafter, make_documents(6, seed=1, tail=4), 2, dtype=torch.float32)
+    assert summarise(counts)["tau"] == max(taus)
 
 
 def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_replay_is_chain_drafting_row_by_row(tmp_path: Path) -> None:
             steps += 1
             row += accepted + 1
         assert count.verify_steps == steps
-        assert list(count.accepted_per_position) == positions
+        assert count.accepted_per_position == positions
         assert count.accepted == sum(positions)
         assert count.drafted == k * steps
         total += count.accepted
@@ -241,8 +240,8 @@ def test_the_walk_by_hand() -> None:
     accepted = [9, 9, 2, 9, 9, 0, 0, 2, 9, 9, 9, 9]
     count = walk(document, accepted, 3)
     assert (count.verify_steps, count.accepted, count.drafted, count.tokens) == (4, 4, 12, 7)
-    assert count.accepted_per_position == (2, 2, 0)
-    assert acceptance_length([count]) == 2.0
+    assert count.accepted_per_position == [2, 2, 0]
+    assert acceptance_length(count.accepted, count.verify_steps) == 2.0
 
 
 def test_epochs_read_every_document_once_and_fill_batches() -> None:
