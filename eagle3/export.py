@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle3.checkpoint import load_drafter, save_drafter
 from eagle3.drafter import DraftCache, Drafter
 from eagle3.errors import HarnessError
+from eagle3.formats.eagle import SWITCHES
 from eagle3.seeding import generator
 from eagle3.verifier import VerifierHead
 
@@ -20,7 +21,6 @@ PROBE_ROWS = 64
 # Weights rounded to bfloat16 move logits by about 2^-8 of their size a matrix product.
 BF16_TOLERANCE = 0.05
 ENGINE_DTYPE = torch.bfloat16
-ENGINES_LACK = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def export(checkpoint: Path, out: Path, head: VerifierHead) -> float:
@@ -35,12 +35,12 @@ def export(checkpoint: Path, out: Path, head: VerifierHead) -> float:
             answers differently.
     """
     drafter = load_drafter(checkpoint, head, torch.float32)
-    switched = [name for name in ENGINES_LACK if getattr(drafter.config, name)]
+    switched = [name for name in SWITCHES if getattr(drafter.config, name)]
     if switched:
         raise HarnessError(
             "SGLang does not run this variant of the draft layer",
             where=checkpoint,
-            rule=f"{', '.join(ENGINES_LACK)} all false",
+            rule=f"{', '.join(SWITCHES)} all false",
             got=f"{', '.join(switched)} true",
             fix="train without it to serve in SGLang",
         )
