@@ -1,0 +1,183 @@
+"""First weights, checkpoints and export: by token id, by layer convention, by value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3.checkpoint import load_drafter, save_drafter
+from eagle3.errors import HarnessError
+from eagle3.export import export, probe
+from eagle3.formats.eagle import read_eagle_config, sglang_layer_ids
+from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
+from eagle3.verifier import HeadConfig, VerifierHead
+from eagle3.vocab import DraftVocabulary
+
+V, H, HEADS, KV, E, F = 30, 16, 4, 2, 4, 24
+LAYERS = (0, 2, 3)
+
+
+def make_head(hidden: int = H, layers: int = 5) -> VerifierHead:
+    draw = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    config = HeadConfig(
+        verifier="tiny",
+        config_hash="0",
+        model_type="llama",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        vocab_size=V,
+        intermediate_size=F,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV,
+        head_dim=E,
+        hidden_act="silu",
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_ids=[1],
+        norm_offset=0.0,
+        embed_scale=1.0,
+        logit_scale=1.0,
+        logit_softcap=None,
+    )
+    layer = {
+        "input_layernorm.weight": weight(hidden),
+        "post_attention_layernorm.weight": weight(hidden),
+        "self_attn.q_proj.weight": weight(HEADS * E, hidden),
+        "self_attn.k_proj.weight": weight(KV * E, hidden),
+        "self_attn.v_proj.weight": weight(KV * E, hidden),
+        "self_attn.o_proj.weight": weight(hidden, HEADS * E),
+        "mlp.gate_proj.weight": weight(F, hidden),
+        "mlp.up_proj.weight": weight(F, hidden),
+        "mlp.down_proj.weight": weight(hidden, F),
+    }
+    return VerifierHead(config, weight(V, hidden), weight(hidden), weight(V, hidden), layer)
+
+
+def vocabulary(*ids: int) -> DraftVocabulary:
+    return DraftVocabulary.from_targets(torch.tensor(ids), V)
+
+
+def saved(folder: Path, **settings: object) -> Path:
+    head = make_head()
+    chosen = DrafterSettings.model_validate(settings)
+    drafter = new_drafter(head, vocabulary(1, 4, 9), LAYERS, chosen, seed=3)
+    save_drafter(folder, drafter, head.config, torch.float32)
+    return folder
+
+
+def test_a_scratch_drafter_starts_as_the_verifiers_last_layer() -> None:
+    head = make_head()
+    drafter = new_drafter(head, vocabulary(1, 4, 9), LAYERS, DrafterSettings(), seed=0)
+    assert head.layer is not None
+    q = drafter.midlayer.self_attn.q_proj.weight
+    assert torch.equal(q[:, H:], head.layer["self_attn.q_proj.weight"])
+    assert not q[:, :H].any()
+    assert torch.equal(drafter.midlayer.hidden_norm.weight, head.layer["input_layernorm.weight"])
+    assert torch.equal(drafter.lm_head.weight, head.lm_head[[1, 4, 9]])
+    assert drafter.target_ids(torch.tensor([0, 1, 2])).tolist() == [1, 4, 9]
+    aux = torch.randn(2, 3, H)
+    assert torch.equal(drafter.fuse(aux), aux[:, 2])
+
+
+def test_random_weights_depend_on_the_seed_alone() -> None:
+    settings = DrafterSettings(layer_init="random", fc_init="random", head="random")
+
+    def made(seed: int) -> torch.Tensor:
+        return new_drafter(make_head(), vocabulary(1, 4, 9), LAYERS, settings, seed).fc.weight
+
+    assert torch.equal(made(1), made(1))
+    assert not torch.equal(made(1), made(2))
+
+
+def test_head_rows_of_another_draft_vocabulary_move_by_token_id(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "old", head="random")
+    old = load_file(folder / "model.safetensors")["lm_head.weight"]
+    head = make_head()
+    drafter = from_checkpoint(folder, head, vocabulary(4, 7, 9, 20), LAYERS)
+    # 4 and 9 were rows 1 and 2; 7 and 20 were not there and start as the verifier's.
+    expected = torch.stack([old[1], head.lm_head[7], old[2], head.lm_head[20]])
+    assert torch.equal(drafter.lm_head.weight, expected)
+    assert drafter.target_ids(torch.arange(4)).tolist() == [4, 7, 9, 20]
+
+
+def test_other_layers_than_the_datas_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="other layers") as caught:
+        from_checkpoint(saved(tmp_path / "old"), make_head(), vocabulary(1, 4, 9), (0, 1, 3))
+    assert "[0, 1, 3]" in str(caught.value) and "[0, 2, 3]" in str(caught.value)
+
+
+def test_a_drafter_of_another_verifier_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "old")
+    with pytest.raises(HarnessError, match="another hidden size") as caught:
+        load_drafter(folder, make_head(hidden=32), torch.float32)
+    assert "32" in str(caught.value) and "16" in str(caught.value)
+    with pytest.raises(HarnessError, match="layers that the verifier does not have"):
+        load_drafter(folder, make_head(layers=3), torch.float32)
+
+
+def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["surprise"] = tensors.pop("fc.weight")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(HarnessError) as caught:
+        load_drafter(folder, make_head(), torch.float32)
+    assert "missing: fc.weight" in str(caught.value)
+    assert "unknown: surprise" in str(caught.value)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    head = make_head()
+    first = load_drafter(saved(tmp_path / "a"), head, torch.float32)
+    save_drafter(tmp_path / "b", first, head.config, torch.float32)
+    assert torch.equal(probe(first), probe(load_drafter(tmp_path / "b", head, torch.float32)))
+
+
+def test_layers_are_written_in_each_engines_convention(tmp_path: Path) -> None:
+    config = json.loads((saved(tmp_path / "a") / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert config["norm_before_residual"] is False
+    assert sglang_layer_ids([1, 14, 26], "llama") == [1, 14, 26]
+    assert sglang_layer_ids([2, 30, 58], "kimi_k25") == [3, 31, 59]
+    with pytest.raises(HarnessError, match="output of layer 0"):
+        sglang_layer_ids([0, 30, 58], "deepseek_v3")
+
+
+def test_a_foreign_config_is_read_by_vllms_key_and_never_guessed(tmp_path: Path) -> None:
+    config = json.loads((saved(tmp_path / "a") / "config.json").read_text())
+    del config["aux_layers"], config["head_dim"], config["target_hidden_size"]
+    read = read_eagle_config(config, where="x")
+    assert read.aux_layers == LAYERS
+    assert (read.head_dim, read.target_hidden_size) == (E, H)
+    del config["eagle_aux_hidden_state_layer_ids"]
+    with pytest.raises(HarnessError, match="does not say which layers"):
+        read_eagle_config(config, where="x")
+
+
+def test_export_is_bfloat16_and_answers_alike(tmp_path: Path) -> None:
+    head = make_head()
+    error = export(saved(tmp_path / "a"), tmp_path / "out", head)
+    assert 0 < error < 0.05
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert stored["fc.weight"].dtype == torch.bfloat16
+    assert stored["d2t"].tolist() == [1, 3, 7]
+    assert set(stored) == set(load_file(tmp_path / "a" / "model.safetensors"))
+
+
+def test_export_refuses_what_sglang_does_not_run(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="SGLang does not run") as caught:
+        export(saved(tmp_path / "a", norm_output=True), tmp_path / "out", make_head())
+    assert "norm_output true" in str(caught.value)
+    assert not (tmp_path / "out").exists()
