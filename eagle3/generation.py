@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import HarnessError
+from eagle3.packed_linear import pack_linears
 from eagle3.sampling import Sampling, choose
 from eagle3.seeding import generator
-from eagle3.verifier import HeadConfig, decoder_of
+from eagle3.verifier import HeadConfig, VerifierSpec, decoder_of, load_model
 
 # Freed slots are refilled an eighth at a time: a prefill of one prompt costs nearly as much as one
 # of eight, and an eighth of the batch idle for a few steps costs less.
@@ -60,6 +61,13 @@ class _Sequence:
     finish_reason: str = "length"
 
 
+def load_for_generation(spec: VerifierSpec, dtype: torch.dtype, device: str) -> Any:
+    """The verifier with its linear layers packed: for `generate` only."""
+    model = load_model(spec, dtype, device)
+    pack_linears(model)
+    return model
+
+
 @torch.inference_mode()
 def generate(
     model: Any,
@@ -74,7 +82,7 @@ def generate(
     """Continues every request; yields in the order in which sequences end.
 
     Args:
-        model: a loaded verifier.
+        model: a loaded verifier; in use until the last completion is taken.
         seed: with a request's id, names that sequence's draws.
         slots: sequences that run at once.
         tail: tokens generated past the response's end, so that whoever replays speculative
@@ -86,30 +94,30 @@ def generate(
     if not requests:
         return
     check_fit(config, requests, tail)
-    batch = _Batch(model, config, requests, sampling, slots=min(slots, len(requests)), tail=tail)
-    waiting = list(reversed(requests))
-    while waiting or batch.running:
-        free = batch.slots - len(batch.running)
-        if waiting and (not batch.running or free >= max(1, batch.slots // REFILL_SHARE)):
-            joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
-            for part in _prefill_parts(joining, batch.prefix_length):
-                batch.admit(
-                    [
-                        _Sequence(
-                            request,
-                            torch.rand(
-                                request.limit + tail,
-                                generator=generator("generate", seed, request.id),
-                            ).tolist()
-                            if sampling.temperature
-                            else [0.0] * (request.limit + tail),
-                        )
-                        for request in part
-                    ]
-                )
-        else:
-            batch.step()
-        yield from batch.collect()
+    from eagle3.slot_attention import use_slot_attention
+
+    with use_slot_attention(decoder_of(model)):
+        batch = _Batch(
+            model, config, requests, sampling, slots=min(slots, len(requests)), tail=tail
+        )
+        waiting = list(reversed(requests))
+        while waiting or batch.running:
+            free = batch.slots - len(batch.running)
+            if waiting and (not batch.running or free >= max(1, batch.slots // REFILL_SHARE)):
+                joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
+                for part in _prefill_parts(joining, batch.prefix_length):
+                    batch.admit([_sequence(request, sampling, seed, tail) for request in part])
+            else:
+                batch.step()
+            yield from batch.collect()
+
+
+def _sequence(request: Request, sampling: Sampling, seed: int, tail: int) -> _Sequence:
+    count = request.limit + tail
+    if sampling.temperature == 0:
+        return _Sequence(request, [0.0] * count)
+    source = generator("generate", seed, request.id)
+    return _Sequence(request, torch.rand(count, generator=source).tolist())
 
 
 def check_fit(config: HeadConfig, requests: Sequence[Request], tail: int) -> None:
@@ -171,14 +179,14 @@ class _Batch:
 
         self.config, self.sampling, self.slots, self.tail = config, sampling, slots, tail
         self.decoder, self.output = decoder_of(model), model.get_output_embeddings()
-        self.device, self.dtype = self.output.weight.device, self.output.weight.dtype
+        embedding = model.get_input_embeddings().weight
+        self.device, self.dtype = embedding.device, embedding.dtype
         parameters = inspect.signature(self.decoder.forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.running: list[_Sequence] = []
         self.last_N = torch.zeros(slots, dtype=torch.long)
         self.length_N = torch.zeros(slots, dtype=torch.long)
-        capacity = max(len(request.prompt) + request.limit for request in requests) + tail
-        self.cache = SlotCache(len(self.decoder.layers), slots, capacity)
+        self.cache = SlotCache(len(self.decoder.layers), slots)
         self.prefix_length = _common_prefix(requests)
         if self.prefix_length:
             prefix_1Q = torch.tensor([requests[0].prompt[: self.prefix_length]])
@@ -255,10 +263,7 @@ class _Batch:
         self, ids_NQ: Tensor, begin_N: Tensor, rows_N: Tensor, *, leading: bool = False
     ) -> Tensor:
         """Runs the decoder over new tokens; final states [N, Q, H]."""
-        limit = self.cache.capacity - 1
-        # Padding behind a long prompt may reach past the slot's end; it lands on the last position,
-        # which a real token overwrites before anything attends to it.
-        positions_NQ = (begin_N[:, None] + torch.arange(ids_NQ.shape[1])).clamp(max=limit)
+        positions_NQ = begin_N[:, None] + torch.arange(ids_NQ.shape[1])
         self.cache.plan(rows_N.to(self.device), positions_NQ.to(self.device), leading=leading)
         output = self.decoder(
             input_ids=ids_NQ.to(self.device),
@@ -275,8 +280,8 @@ class _Batch:
         query_N1Q1 = positions_NQ[:, None, :, None]
         causal = seen_T <= query_N1Q1
         settings = self.decoder.config
-        window = getattr(settings, "sliding_window", None) or self.cache.capacity
-        chunk = getattr(settings, "attention_chunk_size", None) or self.cache.capacity
+        window = getattr(settings, "sliding_window", None) or self.cache.length
+        chunk = getattr(settings, "attention_chunk_size", None) or self.cache.length
         kinds = set(getattr(settings, "layer_types", None) or ())
         masks = {"full_attention": causal}
         if "sliding_attention" in kinds or not kinds:

@@ -20,11 +20,18 @@ from tqdm import tqdm
 
 from eagle3.chat import encode_conversation, encode_prompt
 from eagle3.errors import HarnessError
-from eagle3.generation import Completion, Request, check_fit, generate, waves
+from eagle3.generation import (
+    Completion,
+    Request,
+    check_fit,
+    generate,
+    load_for_generation,
+    waves,
+)
 from eagle3.prompts import Prompt
 from eagle3.sampling import Sampling
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierSpec, load_model, load_tokenizer
+from eagle3.verifier import VerifierSpec, load_tokenizer
 from eagle3.workspace import write_atomically
 
 GREEDY = Sampling(temperature=0.0)
@@ -108,7 +115,7 @@ def regenerate(
                     bar.update(len(wave))
                     continue
                 if model is None:
-                    model = load_model(spec, DTYPES[settings.dtype], device)
+                    model = load_for_generation(spec, DTYPES[settings.dtype], device)
                 started, lines = time.perf_counter(), {}
                 for done in generate(
                     model, spec, wave, job.sampling, seed=seed, slots=settings.slots, tail=job.tail

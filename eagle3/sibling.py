@@ -8,6 +8,7 @@ Shape suffixes: O outputs, I inputs, G groups, g weights a group.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -33,8 +34,16 @@ class SiblingSettings(Settings):
     group: int = Field(ge=1)
 
 
+# Ends of a group's range, as shares of its least and greatest weight. At few bits an outlier that
+# is cut off costs less than the coarse steps it would impose on its group.
+CLIPS = (1.0, 0.85, 0.7)
+
+
 def round_weight(weight_OI: Tensor, bits: int, group: int) -> Tensor:
-    """Rounds to 2^bits evenly spaced values between each group's least and greatest weight.
+    """Rounds each group of neighbouring inputs to 2^bits evenly spaced values.
+
+    The values reach from the group's least to its greatest weight, or less far at either end
+    (`CLIPS`) where that makes the sum of squared errors smaller.
 
     Args:
         weight_OI: any float dtype; a last group shorter than the others is rounded on its own.
@@ -47,13 +56,28 @@ def round_weight(weight_OI: Tensor, bits: int, group: int) -> Tensor:
     parts = [weight_OI[:, :whole].float().unflatten(1, (-1, group))] if whole else []
     if whole < inputs:
         parts.append(weight_OI[:, None, whole:].float())
-    rounded = []
-    for part_OGg in parts:
-        low = part_OGg.amin(-1, keepdim=True)
-        step = (part_OGg.amax(-1, keepdim=True) - low) / (2**bits - 1)
-        step = torch.where(step > 0, step, torch.ones_like(step))
-        rounded.append((low + ((part_OGg - low) / step).round() * step).flatten(1))
+    rounded = [_round_groups(part_OGg, 2**bits - 1).flatten(1) for part_OGg in parts]
     return torch.cat(rounded, dim=1).to(weight_OI.dtype)
+
+
+def _round_groups(weight_OGg: Tensor, steps: int) -> Tensor:
+    best_OGg = error_OG1 = None
+    for low_share, high_share in itertools.product(CLIPS, CLIPS):
+        low_OG1 = weight_OGg.amin(-1, keepdim=True) * low_share
+        step_OG1 = (weight_OGg.amax(-1, keepdim=True) * high_share - low_OG1) / steps
+        # A group of one value has no range to divide; a clipped one of one sign may have none.
+        step_OG1 = torch.where(step_OG1 > 0, step_OG1, torch.ones_like(step_OG1))
+        level_OGg = ((weight_OGg - low_OG1) / step_OG1).round().clamp(0, steps)
+        new_OGg = low_OG1 + level_OGg * step_OG1
+        new_error_OG1 = (new_OGg - weight_OGg).square().sum(-1, keepdim=True)
+        if best_OGg is None or error_OG1 is None:
+            best_OGg, error_OG1 = new_OGg, new_error_OG1
+        else:
+            better_OG1 = new_error_OG1 < error_OG1
+            best_OGg = torch.where(better_OG1, new_OGg, best_OGg)
+            error_OG1 = torch.where(better_OG1, new_error_OG1, error_OG1)
+    assert best_OGg is not None
+    return best_OGg
 
 
 def make_sibling(spec: VerifierSpec, settings: SiblingSettings, out: Path) -> str:

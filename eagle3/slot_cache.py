@@ -1,4 +1,4 @@
-"""Keys and values of many sequences of different lengths, one preallocated slot for each.
+"""Keys and values of many sequences of different lengths, one slot for each.
 
 A Hugging Face cache whose rows can be written at positions of their own, so that sequences join
 and leave a running batch. Knows nothing of tokens or of when a sequence ends.
@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+# Slots grow by so many positions: attention over a few positions too many costs less than copying
+# all slots at every step would, and a matrix product over rows without gaps is nearly twice as
+# fast as over rows with room behind them.
+GROWTH = 32
 
 
 @dataclass
@@ -24,15 +30,15 @@ class _Plan:
     it would keep gigabytes alive until a garbage collection."""
 
     slots: int
-    capacity: int
     rows_N1: Tensor
     positions_NQ: Tensor
     length: int = 0
+    capacity: int = 0
     leading: int | None = None
 
 
 class SlotLayer(CacheLayerMixin):
-    """One decoder layer's keys and values [S, h, capacity, D]."""
+    """One decoder layer's keys and values [S, h, T, D]; T grows with what is written."""
 
     is_sliding = False
 
@@ -41,7 +47,7 @@ class SlotLayer(CacheLayerMixin):
         self.plan = plan
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        shape = (self.plan.slots, key_states.shape[1], self.plan.capacity)
+        shape = (self.plan.slots, key_states.shape[1], 0)
         self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
         self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
@@ -54,13 +60,14 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
         plan = self.plan
+        missing = plan.capacity - self.keys.shape[2]
+        if missing:  # negative: cut
+            self.keys = functional.pad(self.keys, (0, 0, 0, missing))
+            self.values = functional.pad(self.values, (0, 0, 0, missing))
         self.keys[plan.rows_N1, :, plan.positions_NQ] = key_states.transpose(1, 2)
         self.values[plan.rows_N1, :, plan.positions_NQ] = value_states.transpose(1, 2)
         if plan.leading is not None:  # rows 0..n: a view, no copy
-            return (
-                self.keys[: plan.leading, :, : plan.length],
-                self.values[: plan.leading, :, : plan.length],
-            )
+            return self.keys[: plan.leading], self.values[: plan.leading]
         rows = plan.rows_N1[:, 0]
         return self.keys[rows, :, : plan.length], self.values[rows, :, : plan.length]
 
@@ -71,25 +78,20 @@ class SlotLayer(CacheLayerMixin):
         return self.plan.length
 
     def get_max_length(self) -> int:
-        return self.plan.capacity
+        return -1
 
 
 class SlotCache(Cache):
     """All layers, and which rows and positions the next forward pass writes."""
 
-    def __init__(self, num_layers: int, slots: int, capacity: int) -> None:
+    def __init__(self, num_layers: int, slots: int) -> None:
         none = torch.empty(0, 1, dtype=torch.long)
-        self.next = _Plan(slots, capacity, none, none)
+        self.next = _Plan(slots, none, none)
         super().__init__(layers=[SlotLayer(self.next) for _ in range(num_layers)])
 
     @property
-    def capacity(self) -> int:
-        """Positions a slot has."""
-        return self.next.capacity
-
-    @property
     def length(self) -> int:
-        """Positions that the planned forward pass attends to at most."""
+        """Positions that the planned forward pass attends to, masked or not."""
         return self.next.length
 
     def plan(self, rows_N: Tensor, positions_NQ: Tensor, *, leading: bool) -> None:
@@ -101,7 +103,14 @@ class SlotCache(Cache):
             leading: the rows are slots 0..N-1 in order, which saves a copy.
         """
         self.next.rows_N1, self.next.positions_NQ = rows_N[:, None], positions_NQ
-        self.next.length = int(positions_NQ.max()) + 1
+        needed = int(positions_NQ.max()) + 1
+        rounded = -(-needed // GROWTH) * GROWTH
+        capacity = self.next.capacity
+        # Shorter again once long sequences have left, but only by more than one step of growth.
+        if rounded > capacity or (leading and rounded < capacity - GROWTH):
+            capacity = rounded
+        self.next.capacity = capacity
+        self.next.length = capacity if leading else rounded
         self.next.leading = len(rows_N) if leading else None
 
     def share_prefix(self, length: int) -> None:

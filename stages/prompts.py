@@ -49,13 +49,14 @@ def _training(
     if settings.source is None:
         import torch
 
+        from eagle3.generation import load_for_generation
         from eagle3.self_written import write_prompts as write
-        from eagle3.verifier import VerifierSpec, load_model, load_tokenizer
+        from eagle3.verifier import VerifierSpec, load_tokenizer
 
         assert settings.writing is not None and settings.count is not None
         spec = VerifierSpec.open(verifier)
         return write(
-            load_model(spec, torch.bfloat16, stage.run.device),
+            load_for_generation(spec, torch.bfloat16, stage.run.device),
             load_tokenizer(spec),
             spec,
             settings.writing,

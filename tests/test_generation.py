@@ -276,7 +276,9 @@ def test_a_killed_run_is_taken_up_and_comes_to_the_same_bytes(
 def test_a_prompt_longer_than_the_context_stops_before_the_model_loads(
     tiny_verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regenerate_module, "load_model", lambda *_: pytest.fail("model loaded"))
+    monkeypatch.setattr(
+        regenerate_module, "load_for_generation", lambda *_: pytest.fail("model loaded")
+    )
     spec = VerifierSpec.open(tiny_verifier)
     prompts = {"train": [from_user("fox river " * 3000, "x")]}
     with pytest.raises(HarnessError, match="context"):
