@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from pydantic import Field, PositiveInt, model_validator
 
-from eagle3.checkpoint import save_drafter
+from eagle3.checkpoint import WEIGHTS, save_drafter
 from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
@@ -26,6 +26,7 @@ from eagle3.tracking import Tracker
 from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
 from eagle3.verifier import VerifierHead
 from eagle3.vocab import DraftVocabulary
+from eagle3.workspace import digest_file
 
 log = logging.getLogger(__name__)
 
@@ -119,22 +120,33 @@ def open_states(folder: Path, head: VerifierHead, vocabulary: DraftVocabulary) -
     return ArmData(train_set.meta, train_set, train_set.lengths, dev, head, vocabulary)
 
 
+def init_digest(init: Path) -> str:
+    """SHA-256 of the weights that an arm starts from: of a head file, or in a checkpoint folder.
+
+    Raises:
+        HarnessError: there is nothing at `init`.
+    """
+    file = init / WEIGHTS if init.is_dir() else init
+    if not file.is_file():
+        raise HarnessError(
+            "nothing to start from",
+            where=file,
+            rule="a verifier head file (from scratch) or a checkpoint folder (finetune)",
+            fix="correct the path, or run what makes it first",
+        )
+    return digest_file(file)
+
+
 def first_drafter(init: Path, data: ArmData, settings: TrainSettings, seed: int) -> Drafter:
     """The drafter that training starts from.
 
     Raises:
-        HarnessError: there is nothing at `init`, or it does not fit verifier, data or vocabulary.
+        HarnessError: it does not fit verifier, data or vocabulary.
     """
     layers = tuple(data.meta.aux_layers)
     if init.is_dir():
         log.info("finetuning from %s", init)
         return from_checkpoint(init, data.head, data.vocabulary, layers)
-    if not init.is_file():
-        raise HarnessError(
-            "nothing to start from",
-            where=init,
-            rule="a verifier head file (from scratch) or a checkpoint folder (finetune)",
-        )
     log.info("training from scratch (layer: %s)", settings.drafter.layer_init)
     return new_drafter(data.head, data.vocabulary, layers, settings.drafter, seed)
 

@@ -5,17 +5,16 @@ That is what SGLang and vLLM serve; the same layout, in float32, is what trainin
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import eagle_config, read_eagle_config
+from eagle3.reading import open_tensors, read_object
 from eagle3.verifier import HeadConfig, VerifierHead
 from eagle3.workspace import write_json
 
@@ -62,17 +61,16 @@ def read_checkpoint(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     config_path, weights_path = folder / CONFIG, folder / WEIGHTS
     for path in (config_path, weights_path):
         if not path.is_file():
-            raise HarnessError("not a drafter checkpoint: a file is missing", where=path)
-    try:
-        values = json.loads(config_path.read_text())
-    except ValueError as error:
-        raise HarnessError("not a JSON file", where=config_path, got=error) from None
-    config = read_eagle_config(values, where=str(config_path))
-    try:
-        with safe_open(weights_path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise HarnessError("not a safetensors file", where=weights_path, got=error) from None
+            raise HarnessError(
+                "not a drafter checkpoint: a file is missing",
+                where=path,
+                rule=f"a folder with {CONFIG} and {WEIGHTS}",
+                fix="correct the path, or save the drafter as safetensors",
+            )
+    fix = "copy or train the drafter again"
+    config = read_eagle_config(read_object(config_path, fix=fix), where=str(config_path))
+    with open_tensors(weights_path, fix=fix) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return config, tensors
 
 

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 
 from eagle3.errors import HarnessError
+from eagle3.reading import read_object
 from eagle3.settings import Settings, read_settings
 from eagle3.shardfile import read_tensors, write_tensors
 from eagle3.workspace import digest_file, write_json
@@ -259,13 +260,22 @@ class StatesDataset(Sequence[Document]):
                 "no finished folder of hidden states", where=folder, rule="meta.json is there",
                 fix="run the extract stage (to the end)",
             )  # fmt: skip
-        meta = read_settings(StatesMeta, json.loads(path.read_text()), where=str(path))
+        meta = read_settings(StatesMeta, read_object(path, fix="extract again"), where=str(path))
         index = folder / "index.jsonl"
-        shards = [json.loads(line) for line in index.read_text().splitlines()]
-        if sum(len(shard["documents"]) for shard in shards) != meta.documents:
+        try:
+            shards = [json.loads(line) for line in index.read_text().splitlines()]
+            listed = sum(len(shard["documents"]) for shard in shards)
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise HarnessError(
-                "index and meta disagree", where=index, rule=f"{meta.documents} documents"
-            )
+                "the index of a folder of hidden states cannot be used", where=index,
+                rule="one line of JSON a shard", got=f"{type(error).__name__}: {error}",
+                fix="extract again",
+            ) from None  # fmt: skip
+        if listed != meta.documents:
+            raise HarnessError(
+                "index and meta disagree", where=index, rule=f"{meta.documents} documents",
+                got=listed, fix="extract again",
+            )  # fmt: skip
         for shard in shards:
             file = folder / shard["file"]
             size = file.stat().st_size if file.exists() else None

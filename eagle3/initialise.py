@@ -123,7 +123,7 @@ def from_checkpoint(
             got=f"of the drafter: {list(config.aux_layers)}",
             fix="extract the drafter's layers (extract.aux_layers), or start from scratch",
         )
-    old = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    old = _drafted(config, tensors, folder)
     place = torch.full((config.vocab_size,), -1)
     place[old] = torch.arange(len(old))
     source = place[vocabulary.target_ids]
@@ -142,6 +142,32 @@ def from_checkpoint(
     drafter = Drafter(config, embedding(head, torch.float32))
     fill(drafter, moved, where=folder)
     return drafter
+
+
+def _drafted(config: DrafterConfig, tensors: dict[str, Tensor], folder: Path) -> Tensor:
+    """The verifier's ids of a checkpoint's draft tokens, i64[D].
+
+    Raises:
+        HarnessError: its vocabulary or head rows are missing or not those of its config.
+    """
+    size = config.draft_vocab_size
+    shapes = {"d2t": [size], "lm_head.weight": [size, config.hidden_size]}
+    for name, shape in shapes.items():
+        found = list(tensors[name].shape) if name in tensors else "no such tensor"
+        if found != shape:
+            raise HarnessError(
+                f"tensor {name} does not fit the config", where=folder, rule=shape, got=found
+            )
+    targets = tensors["d2t"].long() + torch.arange(size)
+    if int(targets.min()) < 0 or int(targets.max()) >= config.vocab_size:
+        raise HarnessError(
+            "the drafter's vocabulary goes beyond the verifier's",
+            where=f"{folder}: d2t",
+            rule=f"draft id + d2t from 0 to {config.vocab_size - 1}",
+            got=f"{int(targets.min())} to {int(targets.max())}",
+            fix="d2t holds offsets, not token ids",
+        )
+    return targets
 
 
 def _set_vocabulary(drafter: Drafter, vocabulary: DraftVocabulary) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,19 @@ def parse(record: Any, source: str) -> Prompt:
         raise ValueError(f"neither messages nor conversations among {', '.join(record) or 'none'}")
     if not isinstance(turns, list):
         raise ValueError("turns are a list")
+    if not isinstance(source, str):
+        raise ValueError(f"source is a text, not {source!r}")
     messages = []
     for turn in turns:
         if not isinstance(turn, Mapping) or not isinstance(turn.get(text_key), str):
             raise ValueError(f"a turn has a text under {text_key}")
-        if turn.get(role_key) not in roles:
+        if not isinstance(turn.get(role_key), str) or turn[role_key] not in roles:
             raise ValueError(f"{role_key} is one of {', '.join(roles)}, not {turn.get(role_key)!r}")
+        try:
+            turn[text_key].encode()
+        except UnicodeEncodeError as error:
+            # JSON can name half a character; no file can hold it.
+            raise ValueError(f"a text is not Unicode: {error}") from None
         messages.append((roles[turn[role_key]], turn[text_key]))
     if not any(role == "user" and text.strip() for role, text in messages):
         raise ValueError("no user turn with text in it")
@@ -93,16 +101,34 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """
     if not path.is_file():
         raise HarnessError("a file of prompts is missing", where=path)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise HarnessError(
-                    "a line is not JSON", where=f"{path}:{number}", got=error
-                ) from None
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _value(line, f"{path}:{number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise HarnessError(
+            "a compressed file is broken",
+            where=f"{path}, after line {number}",
+            rule="gzip, whole",
+            got=error,
+            fix="download it again; without compression, name it .jsonl",
+        ) from None
+
+
+def _value(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode())
+    except ValueError as error:
+        shown = line.strip()[:80].decode(errors="replace")
+        raise HarnessError(
+            "a line is not JSON",
+            where=where,
+            rule="one JSON object a line, in UTF-8",
+            got=f"{shown} ({error})",
+            fix="correct or remove the line",
+        ) from None
 
 
 def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:

@@ -14,9 +14,9 @@ from eagle3.errors import HarnessError
 
 
 class Settings(BaseModel):
-    """Frozen, strict and closed: an unknown key or a wrong type is an error when it is made."""
+    """Frozen, strict and closed: an unknown key, a wrong type or a NaN is an error at once."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

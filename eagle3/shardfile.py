@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from eagle3.reading import open_tensors
+
 _NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -66,10 +68,12 @@ def write_tensors(path: Path, parts: Mapping[str, Sequence[torch.Tensor]]) -> tu
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, memory-mapped: pages are read when they are first touched."""
-    from safetensors import safe_open
+    """All tensors of a file, memory-mapped: pages are read when they are first touched.
 
-    with safe_open(path, framework="pt") as file:
+    Raises:
+        HarnessError: the file is damaged.
+    """
+    with open_tensors(path, fix="extract again") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

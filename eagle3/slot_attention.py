@@ -39,8 +39,7 @@ def slot_attention(
     """
     rows, query_heads, new, size = query_NAQD.shape
     extras = any(kwargs.get(name) is not None for name in ("s_aux", "softcap", "position_bias"))
-    additive = attention_mask is not None and attention_mask.is_floating_point()
-    if new > 1 or not additive or extras:
+    if new > 1 or extras or attention_mask is None or not attention_mask.is_floating_point():
         return sdpa_attention_forward(
             module, query_NAQD, key_NhTD, value_NhTD, attention_mask,
             dropout=dropout, scaling=scaling, **kwargs,

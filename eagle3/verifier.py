@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eagle3.errors import HarnessError
+from eagle3.reading import open_tensors, read_object
 from eagle3.settings import Settings, read_settings
 from eagle3.weight_keys import WeightKeys, find_keys
 from eagle3.workspace import digest
@@ -36,6 +36,7 @@ SQRT_EMBEDDINGS = (
     *("recurrent_gemma", "vaultgemma"),
 )
 INDEX = "model.safetensors.index.json"
+WHOLE_FOLDER = "download or save the verifier again, whole"
 SINGLE = ("model.safetensors", "consolidated.safetensors")
 
 
@@ -92,12 +93,9 @@ class VerifierSpec(HeadConfig):
         """
         source = str(source)
         path = _file(source, "config.json")
-        try:
-            config = json.loads(path.read_text())
-        except ValueError as error:
-            raise HarnessError("not a JSON file", where=path, got=error) from None
+        config = read_object(path, fix=WHOLE_FOLDER)
         generation_path = _optional_file(source, "generation_config.json")
-        generation = json.loads(generation_path.read_text()) if generation_path else {}
+        generation = read_object(generation_path, fix=WHOLE_FOLDER) if generation_path else {}
         fields = _flat_config(config, generation, path)
         fields["verifier"] = config.get("_name_or_path") or Path(source).name
         if not Path(source).is_dir():
@@ -120,11 +118,20 @@ class VerifierSpec(HeadConfig):
         """
         index = _optional_file(self.source, INDEX)
         if index is not None:
-            return dict(json.loads(index.read_text())["weight_map"])
+            names = read_object(index, fix=WHOLE_FOLDER).get("weight_map")
+            if not isinstance(names, dict):
+                raise HarnessError(
+                    "the index of the verifier's weights cannot be used",
+                    where=index,
+                    rule="weight_map: tensor names to file names",
+                    got=names,
+                    fix=WHOLE_FOLDER,
+                )
+            return dict(names)
         for name in SINGLE:
             path = _optional_file(self.source, name)
             if path is not None:
-                with safe_open(path, "pt") as file:
+                with open_tensors(path, fix=WHOLE_FOLDER) as file:
                     return dict.fromkeys(file.keys(), name)
         raise HarnessError(
             "the verifier has no safetensors weights",
@@ -144,7 +151,7 @@ class VerifierSpec(HeadConfig):
         """Opens the named tensors, memory-mapped; shards that hold none of them stay closed."""
         found: dict[str, Tensor] = {}
         for file_name in sorted({self.weight_files[name] for name in names}):
-            with safe_open(_file(self.source, file_name), "pt") as file:
+            with open_tensors(_file(self.source, file_name), fix=WHOLE_FOLDER) as file:
                 for name in names:
                     if self.weight_files[name] == file_name:
                         found[name] = file.get_tensor(name)
@@ -208,7 +215,7 @@ def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
     """
     if not path.is_file():
         raise HarnessError("the verifier head is missing", where=path, fix="run the verifier stage")
-    with safe_open(path, "pt") as file:
+    with open_tensors(path, fix="run the verifier stage again") as file:
         metadata = file.metadata() or {}
         if "config" not in metadata:
             raise HarnessError("not a verifier head file", where=path, rule="metadata key config")
@@ -248,11 +255,20 @@ def load_tokenizer(spec: VerifierSpec) -> Any:
     """The verifier's tokenizer with its chat template.
 
     Raises:
-        HarnessError: it has no chat template.
+        HarnessError: it cannot be loaded, or has no chat template.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(spec.source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.source)
+    except (OSError, ValueError) as error:
+        raise HarnessError(
+            "the verifier's tokenizer cannot be loaded",
+            where=spec.source,
+            rule="tokenizer.json beside the weights",
+            got=str(error).strip().split("\n")[0],
+            fix=WHOLE_FOLDER,
+        ) from None
     if not tokenizer.chat_template:
         raise HarnessError(
             "the verifier's tokenizer has no chat template",
@@ -289,7 +305,7 @@ def link_verifier(source: str, out: Path) -> None:
             link.symlink_to(path.resolve())
         else:
             shutil.copyfile(path, link)
-    config = json.loads((out / "config.json").read_text())
+    config = read_object(out / "config.json")
     config.setdefault("_name_or_path", source if not Path(source).is_dir() else Path(source).name)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -310,7 +326,15 @@ def _flat_config(
     def need(name: str) -> Any:
         if text.get(name) is None:
             raise HarnessError("the verifier's configuration lacks a key", where=path, rule=name)
-        return text[name]
+        value = text[name]
+        if name != "model_type" and (type(value) is not int or value < 1):
+            raise HarnessError(
+                "the verifier's configuration cannot be used",
+                where=f"{path}, {name}",
+                rule="a whole number above 0",
+                got=repr(value),
+            )
+        return value
 
     hidden, heads = need("hidden_size"), need("num_attention_heads")
     # Latent attention (DeepSeek): the size that a plain attention of the same shape would have.

@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 
 from eagle3.errors import HarnessError
+from eagle3.reading import open_tensors
 from eagle3.responses import Response
 from eagle3.settings import Settings
 
@@ -139,11 +140,10 @@ def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabu
     Raises:
         HarnessError: missing, not a vocabulary file, d2t and t2d disagree, or another verifier's.
     """
-    from safetensors.torch import load_file
-
     if not path.is_file():
         raise HarnessError("the draft vocabulary is missing", where=path, fix="run the vocab stage")
-    tensors = load_file(path)
+    with open_tensors(path, fix="run the vocab stage again") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if set(tensors) != {"d2t", "t2d"}:
         raise HarnessError(
             "not a draft vocabulary", where=path, rule="tensors d2t, t2d", got=sorted(tensors)

@@ -54,7 +54,13 @@ def work_folder(root: Path, stage: str, key: Mapping[str, Any]) -> Iterator[Path
                 where=folder,
                 fix="wait for it or stop it; its work is kept",
             ) from None
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not any(folder.iterdir()):  # nothing was begun: nothing to take up
+                folder.rmdir()
+                Path(lock.name).unlink()
+            raise
         shutil.rmtree(folder)
         Path(lock.name).unlink()
 
@@ -62,9 +68,23 @@ def work_folder(root: Path, stage: str, key: Mapping[str, Any]) -> Iterator[Path
 def publish(source: Path, destination: Path) -> None:
     """Moves a finished file or folder into place; what stood there before goes in the same step.
 
-    Both must lie on one file system, so that the move is a rename.
+    Where the two lie on different file systems, what is moved is copied beside its destination
+    first, so that the last step is a rename all the same.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
+    if source.lstat().st_dev != destination.parent.stat().st_dev:
+        near = destination.with_name(f".{destination.name}.new")
+        try:
+            if source.is_dir():
+                shutil.rmtree(near, ignore_errors=True)
+                shutil.copytree(source, near, symlinks=True)
+            else:
+                shutil.copyfile(source, near)
+        except BaseException:
+            shutil.rmtree(near, ignore_errors=True)
+            near.unlink(missing_ok=True)
+            raise
+        source = near
     if destination.is_dir() and not destination.is_symlink():
         old = destination.with_name(f".{destination.name}.old")
         shutil.rmtree(old, ignore_errors=True)

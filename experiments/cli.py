@@ -141,3 +141,10 @@ def main() -> None:
     except HarnessError as error:
         print(f"eagle3: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Exception as error:
+        from stages.signals import trouble_with_disk
+
+        if known := trouble_with_disk(error):
+            print(f"eagle3: {known}", file=sys.stderr)
+            raise SystemExit(2) from None
+        raise

@@ -19,9 +19,10 @@ from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically, write_json
-from experiments.settings_check import check_settings
+from experiments.settings_check import check_inputs, check_settings
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
+from stages.signals import run_child
 from stages.tracking import resolve_store
 
 # The copy's own: written here, or by DVC while it runs there.
@@ -107,6 +108,7 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
 def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int:
     """Runs the pipeline under an overlay; returns DVC's exit code."""
     folder = prepare(root, overlay, check)
+    check_inputs(read_params(folder / "params.yaml"), folder, f"{overlay} over params.yaml")
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.
     environment = {**os.environ, "MLFLOW_TRACKING_URI": resolve_store(root).uri}
@@ -118,13 +120,15 @@ def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int
 
 def run_default(root: Path) -> int:
     """Runs the pipeline as params.yaml says; returns DVC's exit code."""
-    check_settings(read_params(root / "params.yaml"), "params.yaml")
+    params = read_params(root / "params.yaml")
+    check_settings(params, "params.yaml")
+    check_inputs(params, root, "params.yaml")
     return _repro(root, dict(os.environ))
 
 
 def _repro(folder: Path, environment: dict[str, str]) -> int:
     command = [sys.executable, "-m", "dvc", "repro"]
-    code = subprocess.run(command, cwd=folder, env=environment).returncode
+    code = run_child(command, cwd=folder, env=environment)
     if code == 0:
         print(f"\nreport:    {folder / 'report' / 'report.html'}\nMLflow UI: make ui")
     return code

@@ -7,11 +7,12 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings, read_settings
-from stages.params import SECTIONS
+from stages.params import SECTIONS, read_yaml
 
 
 def models() -> dict[str, type[Settings]]:
@@ -45,6 +46,31 @@ def models() -> dict[str, type[Settings]]:
         "compare": CompareSettings,
         "report": ReportSettings,
     }
+
+
+def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
+    """Refuses an arm that reads what is not there and no stage makes.
+
+    Args:
+        root: folder with dvc.yaml.
+
+    Raises:
+        HarnessError: names arm, key and path.
+    """
+    made = set()
+    for stage in read_yaml(root / "dvc.yaml")["stages"].values():
+        for out in stage.get("do", stage).get("outs", []):
+            made |= {str(out).replace("${key}", arm) for arm in params["arms"]}
+    for name, arm in params["arms"].items():
+        for key in ("init", "head", "states", "vocab"):
+            if arm[key] not in made and not (root / arm[key]).exists():
+                raise HarnessError(
+                    "an arm starts from what is not there",
+                    where=f"{where}, arms.{name}.{key}",
+                    rule="a path that exists, or what a stage makes, checkpoints/<arm> among them",
+                    got=arm[key],
+                    fix="correct the path",
+                )
 
 
 def check_settings(params: Mapping[str, Any], where: str) -> None:

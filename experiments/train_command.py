@@ -6,6 +6,7 @@ Same code, same MLflow run as the train stage; what a flag does not say comes fr
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagle3.arm import ArmData, arm_settings, open_states, train_arm
+from eagle3.arm import ArmData, arm_settings, init_digest, open_states, train_arm
+from eagle3.checkpoint import CONFIG, WEIGHTS
 from eagle3.dataset import Document, StatesDataset
 from eagle3.errors import HarnessError
 from eagle3.machine import keep_freed_memory
 from eagle3.seeding import seed_of
 from eagle3.tracking import flatten
-from eagle3.verifier import VerifierHead, VerifierSpec, read_head, write_head
+from eagle3.verifier import HeadConfig, VerifierHead, VerifierSpec, read_head, write_head
 from eagle3.vocab import (
     DraftVocabulary,
     VocabSettings,
     build_vocabulary,
     read_vocabulary,
 )
-from eagle3.workspace import digest, publish, work_folder, write_json
+from eagle3.workspace import digest, digest_file, publish, work_folder, write_json
 from experiments.cli import project_root
 from stages import provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, set_logging, set_threads
+from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
@@ -81,7 +84,12 @@ def run(
     changes = {name: value for name, value in flags.items() if value is not None}
     shared = section_values(read_params(root / "params.yaml"), "train", where=root / "params.yaml")
     settings = arm_settings(shared, changes, where="flags over params.yaml, train")
+    _check_output(output_dir)
+    verifier = _verifier(verifier_path)
+    StatesDataset.open(_training_folder(data_dir)).check(verifier)
     key = {
+        "run": runs.model_dump(),
+        "inputs": _digests(verifier, data_dir, vocab_mapping_dir, finetune_from),
         "settings": settings.model_dump(mode="json"),
         "epochs": epochs,
         "val_ratio": val_ratio,
@@ -102,6 +110,7 @@ def run(
         tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
         status = "FAILED"
         try:
+            stop_on_signals()
             result = train_arm(
                 finetune_from if finetune_from is not None else work / "head.safetensors",
                 data,
@@ -114,7 +123,14 @@ def run(
                 tracker=tracker,
             )
             status = "FINISHED"
+        except KeyboardInterrupt:
+            ignore_stop_signals()
+            status = "KILLED"
+            log.info("stopped; the same command takes up what is finished")
+            raise
         finally:
+            if not any(work.glob("state-*")):  # nothing to take up, so nothing to keep
+                (work / "head.safetensors").unlink(missing_ok=True)
             tracker.close(status)
         about = provenance.describe(root, threads=runs.threads)
         write_json(
@@ -123,6 +139,52 @@ def run(
         )
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
+
+
+def _check_output(output_dir: Path) -> None:
+    """A finished checkpoint replaces what stands at its place, which must be one or nothing."""
+    if output_dir.is_dir():
+        checkpoint = {WEIGHTS, CONFIG, "provenance.json"}
+        others = sorted({path.name for path in output_dir.iterdir()} - checkpoint)
+        if others:
+            raise HarnessError(
+                "--output-dir holds other files, which the checkpoint would replace",
+                where=output_dir,
+                rule="a new folder, an empty one, or an earlier checkpoint",
+                got=", ".join(others[:5]),
+                fix=f"--output-dir {output_dir / 'drafter'}",
+            )
+    elif output_dir.exists():
+        raise HarnessError("--output-dir is a file", where=output_dir, rule="a folder")
+    above = next(folder for folder in output_dir.resolve().parents if folder.is_dir())
+    if not os.access(above, os.W_OK):
+        raise HarnessError(
+            "--output-dir cannot be written",
+            where=above,
+            rule="a folder with the right to write",
+            fix="another --output-dir",
+        )
+
+
+def _verifier(verifier_path: str) -> HeadConfig:
+    if Path(verifier_path).is_file():
+        return read_head(Path(verifier_path)).config
+    return VerifierSpec.open(verifier_path)
+
+
+def _digests(
+    verifier: HeadConfig, data_dir: Path, vocabulary: Path | None, init: Path | None
+) -> dict[str, str]:
+    """What a killed run is taken up under: the same inputs by content, not by path."""
+    files = sorted({*data_dir.glob("*/index.jsonl"), *data_dir.glob("index.jsonl")})
+    if vocabulary is not None:
+        files += [vocabulary] if vocabulary.is_file() else sorted(vocabulary.glob("*.*"))
+    found = {str(path): digest_file(path) for path in files if path.is_file()}
+    if init is not None:
+        found[str(init)] = init_digest(init)
+    if isinstance(verifier, VerifierSpec):
+        found[verifier.source] = verifier.revision
+    return {**found, "verifier": verifier.config_hash}
 
 
 def _head(verifier_path: str, work: Path) -> VerifierHead:
@@ -169,7 +231,7 @@ def _from_arrays(folder: Path, size: int) -> DraftVocabulary:
             raise HarnessError(
                 "no vocabulary mapping", where=folder, rule="d2t.npy and t2d.npy", got="no " + name
             )
-        arrays[name] = torch.from_numpy(np.load(path, allow_pickle=False))
+        arrays[name] = _array(path)
     d2t, t2d = arrays["d2t"].long(), arrays["t2d"].bool()
     targets = t2d.nonzero()[:, 0]
     if len(t2d) != size:
@@ -187,6 +249,23 @@ def _from_arrays(folder: Path, size: int) -> DraftVocabulary:
         where=folder,
         rule="d2t holds t2d's tokens in ascending order, as offsets or as token ids",
     )
+
+
+def _array(path: Path) -> torch.Tensor:
+    """A vector of whole numbers or booleans; nothing is unpickled."""
+    rule = "a NumPy array of one axis, whole numbers or booleans, without pickled objects"
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise HarnessError(
+            "a vocabulary mapping cannot be read", where=path, rule=rule, got=error
+        ) from None
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iub":
+        got = (
+            f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "an archive"
+        )
+        raise HarnessError("a vocabulary mapping cannot be used", where=path, rule=rule, got=got)
+    return torch.from_numpy(array)
 
 
 def _data(

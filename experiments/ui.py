@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,10 +11,10 @@ from pathlib import Path
 
 from eagle3.errors import HarnessError
 from stages.sending import open_client
+from stages.signals import end_with_parent
 from stages.tracking import resolve_store
 
 USUAL_PORT = 5000
-_PR_SET_PDEATHSIG = 1
 
 
 def free_port(wanted: int | None) -> int:
@@ -35,11 +34,6 @@ def free_port(wanted: int | None) -> int:
     raise HarnessError("port is taken", got=wanted, fix="another --port, or none to get a free one")
 
 
-def _end_with_parent() -> None:
-    # Asks Linux for SIGTERM when the parent dies, however it dies.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def serve(root: Path, port: int | None) -> int:
     """Serves until interrupted; returns MLflow's exit code."""
     store = resolve_store(root)
@@ -54,7 +48,7 @@ def serve(root: Path, port: int | None) -> int:
     print(f"MLflow over {store.database}: http://127.0.0.1:{chosen}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
         command,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
         start_new_session=True,
         # No queue of background jobs: nothing here uses one, and each is a process more.
         env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},

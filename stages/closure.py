@@ -17,15 +17,18 @@ FIRST_PARTY = ("eagle3", "stages", "experiments")
 WITHOUT_EFFECT = (
     "eagle3/__init__.py",
     "eagle3/errors.py",
+    "eagle3/reading.py",
     "eagle3/settings.py",
     "eagle3/tracking.py",
     "eagle3/workspace.py",
     "stages/__init__.py",
     "stages/closure.py",
+    "stages/fitting.py",
     "stages/params.py",
     "stages/provenance.py",
     "stages/runner.py",
     "stages/sending.py",
+    "stages/signals.py",
     "stages/tracking.py",
 )
 

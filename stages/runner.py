@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,12 @@ from eagle3.workspace import digest, digest_file, work_folder, write_json
 from stages import provenance
 from stages.closure import code_of
 from stages.params import read_section
+from stages.signals import (
+    STOPPED,
+    ignore_stop_signals,
+    stop_on_signals,
+    trouble_with_disk,
+)
 
 if TYPE_CHECKING:
     from stages.tracking import MlflowTracker
@@ -71,9 +78,9 @@ class Stage:
         """DVC's digests of the earlier outputs that arguments or settings name, by path."""
         return provenance.input_digests(self.root, self.named)
 
-    @property
+    @cached_property
     def run(self) -> RunSettings:
-        """Threads, seed and device."""
+        """Threads, seed and device, as they were when first asked for."""
         return self.section(RunSettings, "run")
 
     @contextlib.contextmanager
@@ -127,6 +134,28 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def check_device(device: str) -> None:
+    """Refuses a device that torch does not know or this machine does not have.
+
+    Raises:
+        HarnessError: with what torch says of it.
+    """
+    if device == "cpu" or "torch" not in sys.modules:
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise HarnessError(
+            "the device cannot be used",
+            where="params.yaml, run.device",
+            rule="cpu, or a device that this build of torch can use",
+            got=f"{device}: {str(error).splitlines()[0]}",
+            fix="device: cpu, or another build of torch (TORCH_PIP_ARGS of the Makefile)",
+        ) from None
+
+
 def set_logging() -> None:
     """Progress to stderr, without the small talk of libraries."""
     logging.basicConfig(
@@ -158,8 +187,10 @@ def run_stage(
     stage = Stage(args.name, f"stages.{name}", Path.cwd())
     set_logging()
     started = time.time()
+    stop_on_signals()
     try:
         threads = stage.run.threads
+        check_device(stage.run.device)
         set_threads(threads)
         about = provenance.describe(stage.root, threads=threads)
         stage.named += vars(args).values()
@@ -174,8 +205,16 @@ def run_stage(
         _finish(stage, "FAILED")
         print(f"{stage.name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        ignore_stop_signals()  # the second Ctrl-C of an impatient hand must not tear the journal
+        _finish(stage, "KILLED")
+        print(f"{stage.name}: stopped; the same command takes up what is finished", file=sys.stderr)
+        raise SystemExit(STOPPED) from None
     except BaseException as error:
-        _finish(stage, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        _finish(stage, "FAILED")
+        if known := trouble_with_disk(error):
+            print(f"{stage.name}: {known}", file=sys.stderr)
+            raise SystemExit(2) from None
         raise
     runs = _finish(stage, "FINISHED")
     write_json(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from eagle3.arm import ArmSettings, arm_settings, open_states, train_arm
+from eagle3.arm import ArmSettings, arm_settings, init_digest, open_states, train_arm
 from eagle3.machine import keep_freed_memory
 from eagle3.tracking import flatten
 from eagle3.verifier import read_head
@@ -32,14 +32,18 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     head = read_head(Path(arm.head))
     vocabulary = read_vocabulary(Path(arm.vocab), vocab_size=head.config.vocab_size)
     data = open_states(Path(arm.states), head, vocabulary)
+    init = init_digest(Path(arm.init))
     keep_freed_memory()
     key = {
         "arm": arm.model_dump(mode="json"),
         "settings": settings.model_dump(mode="json"),
         "run": stage.run.model_dump(mode="json"),
-        "states": digest_file(Path(arm.states) / "train" / "index.jsonl"),
+        "states": {
+            str(path): digest_file(path) for path in sorted(Path(arm.states).glob("*/index.jsonl"))
+        },
+        "head": digest_file(Path(arm.head)),
         "vocab": digest_file(Path(arm.vocab)),
-        "init": _digest(Path(arm.init)),
+        "init": init,
         "torch": torch.__version__,
     }
     with stage.work(key) as work:
@@ -69,10 +73,6 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         )
         stage.note("trained", {"steps": result.steps, "tokens": result.tokens})
         publish(work / "checkpoint", args.out)
-
-
-def _digest(init: Path) -> str:
-    return digest_file(init / "model.safetensors" if init.is_dir() else init)
 
 
 if __name__ == "__main__":

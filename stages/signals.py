@@ -1,0 +1,85 @@
+"""How a program of the project ends early: by Ctrl-C, by `kill`, with its parent, on a full disk.
+
+Knows nothing of stages. Linux only where it says so; elsewhere those parts do nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from eagle3.errors import HarnessError
+
+STOPPED = 130  # what shells report of a program that Ctrl-C ended
+_PR_SET_PDEATHSIG = 1
+_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def end_with_parent() -> None:
+    """Asks Linux for SIGTERM when the parent dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def stop_on_signals() -> None:
+    """SIGTERM ends the program as Ctrl-C does; under DVC also the end of DVC does."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    if "DVC_ROOT" in os.environ:
+        end_with_parent()
+
+
+def ignore_stop_signals() -> None:
+    """From here on the program ends by itself."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def run_child(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Runs a program to its end; returns its exit code.
+
+    Ctrl-C reaches the child by the terminal, and it ends in its own time; SIGTERM is handed on. It
+    ends when this process is killed.
+    """
+    child = subprocess.Popen(command, cwd=cwd, env=dict(env), preexec_fn=end_with_parent)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
+    }
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def trouble_with_disk(error: BaseException) -> HarnessError | None:
+    """What a person can do about an error of the file system; None for any other error."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and type(error).__name__ == "SafetensorError":
+        # Its writer keeps the number in its text alone: "... (os error 28)".
+        number = next((n for n in (*_ROOM, *_RIGHTS) if f"os error {n})" in text), None)
+    if number in _ROOM:
+        what, fix = "no room left on the disk", "make room and run the same command again"
+    elif number in _RIGHTS:
+        what, fix = "a file may not be written or read", "correct the folder's rights or the path"
+    else:
+        return None
+    where = getattr(error, "filename", None)
+    return HarnessError(what, where=where, got=text, fix=f"{fix}; finished work is kept")
