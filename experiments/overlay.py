@@ -86,6 +86,7 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     """
     merged = overlaid(read_params(root / "params.yaml"), read_yaml(overlay), where=overlay)
     check(merged, f"{overlay} over params.yaml")
+    check_inputs(merged, root, f"{overlay} over params.yaml")
     folder = root / ".work" / "overlays" / overlay.stem
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
@@ -108,7 +109,6 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
 def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int:
     """Runs the pipeline under an overlay; returns DVC's exit code."""
     folder = prepare(root, overlay, check)
-    check_inputs(read_params(folder / "params.yaml"), folder, f"{overlay} over params.yaml")
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.
     environment = {**os.environ, "MLFLOW_TRACKING_URI": resolve_store(root).uri}

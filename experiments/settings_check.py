@@ -57,11 +57,14 @@ def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
     Raises:
         HarnessError: names arm, key and path.
     """
+    arms = params.get("arms", {})
+    if not arms:
+        return
     made = set()
     for stage in read_yaml(root / "dvc.yaml")["stages"].values():
         for out in stage.get("do", stage).get("outs", []):
-            made |= {str(out).replace("${key}", arm) for arm in params["arms"]}
-    for name, arm in params["arms"].items():
+            made |= {str(out).replace("${key}", arm) for arm in arms}
+    for name, arm in arms.items():
         for key in ("init", "head", "states", "vocab"):
             if arm[key] not in made and not (root / arm[key]).exists():
                 raise HarnessError(

@@ -81,5 +81,5 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
         what, fix = "a file may not be written or read", "correct the folder's rights or the path"
     else:
         return None
-    where = getattr(error, "filename", None)
+    where = getattr(error, "filename", None) or f"writing below {Path.cwd()}"
     return HarnessError(what, where=where, got=text, fix=f"{fix}; finished work is kept")

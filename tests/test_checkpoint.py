@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3.checkpoint import load_drafter, save_drafter
+from eagle3.checkpoint import load_drafter, read_checkpoint, save_drafter
 from eagle3.errors import HarnessError
 from eagle3.export import export, probe
 from eagle3.formats.eagle import read_eagle_config, sglang_layer_ids
@@ -21,7 +21,7 @@ V, H, HEADS, KV, E, F = 30, 16, 4, 2, 4, 24
 LAYERS = (0, 2, 3)
 
 
-def make_head(hidden: int = H, layers: int = 5) -> VerifierHead:
+def make_head(hidden: int = H, layers: int = 5, vocab: int = V) -> VerifierHead:
     draw = torch.Generator().manual_seed(0)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ def make_head(hidden: int = H, layers: int = 5) -> VerifierHead:
         model_type="llama",
         hidden_size=hidden,
         num_hidden_layers=layers,
-        vocab_size=V,
+        vocab_size=vocab,
         intermediate_size=F,
         num_attention_heads=HEADS,
         num_key_value_heads=KV,
@@ -61,7 +61,7 @@ def make_head(hidden: int = H, layers: int = 5) -> VerifierHead:
         "mlp.up_proj.weight": weight(F, hidden),
         "mlp.down_proj.weight": weight(hidden, F),
     }
-    return VerifierHead(config, weight(V, hidden), weight(hidden), weight(V, hidden), layer)
+    return VerifierHead(config, weight(vocab, hidden), weight(hidden), weight(vocab, hidden), layer)
 
 
 def vocabulary(*ids: int) -> DraftVocabulary:
@@ -135,6 +135,45 @@ def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
         load_drafter(folder, make_head(), torch.float32)
     assert "missing: fc.weight" in str(caught.value)
     assert "unknown: surprise" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("d2t", None, "tensor d2t does not fit"),
+        ("d2t", torch.zeros(2, dtype=torch.int64), "tensor d2t does not fit"),
+        ("d2t", torch.full((3,), 1000), "beyond the verifier's"),
+        ("lm_head.weight", None, "tensor lm_head.weight does not fit"),
+    ],
+)
+def test_a_draft_vocabulary_that_does_not_fit_is_refused(
+    tmp_path: Path, name: str, value: torch.Tensor | None, message: str
+) -> None:
+    folder = saved(tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors | ({} if value is None else {name: value}), folder / "model.safetensors")
+    with pytest.raises(HarnessError, match=message) as caught:
+        from_checkpoint(folder, make_head(), vocabulary(1, 4, 9), LAYERS)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [5, [], ["2"]])
+def test_aux_layers_are_a_list_of_numbers(tmp_path: Path, layers: object) -> None:
+    path = saved(tmp_path / "old") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"aux_layers": layers}))
+    with pytest.raises(HarnessError, match=r"config.json, aux_layers[\s\S]*whole numbers"):
+        read_checkpoint(path.parent)
+
+
+def test_a_torn_checkpoint_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "old") / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(HarnessError, match=rf"{path}[\s\S]*whole safetensors"):
+        read_checkpoint(path.parent)
+    (path.parent / "config.json").write_text("[1]")
+    with pytest.raises(HarnessError, match=r"one JSON object[\s\S]*got: list"):
+        read_checkpoint(path.parent)
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:

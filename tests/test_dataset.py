@@ -174,6 +174,36 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         StatesDataset.open(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("meta.json", "{", "not a JSON file"),
+        ("index.jsonl", "{", "one line of JSON a shard"),
+        ("index.jsonl", "[1]\n", "one line of JSON a shard"),
+        ("index.jsonl", "", "index and meta disagree"),
+        ("index.jsonl", None, "one line of JSON a shard"),
+    ],
+)
+def test_broken_descriptions_are_named(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    write(tmp_path, range(3))
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(HarnessError, match=message) as caught:
+        StatesDataset.open(tmp_path)
+    assert f"{tmp_path / name}" in str(caught.value) and "fix: extract again" in str(caught.value)
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    write(tmp_path, range(3))
+    shard = tmp_path / "shard-00000.safetensors"
+    shard.write_bytes(b"\xff" * 8 + shard.read_bytes()[8:])
+    with pytest.raises(HarnessError, match=rf"{shard}[\s\S]*whole safetensors"):
+        StatesDataset.open(tmp_path)[0]
+
+
 def test_other_states_are_not_mixed_in(tmp_path: Path) -> None:
     ShardWriter(tmp_path, META).add(make_document(0))
     with pytest.raises(HarnessError, match="differs in aux_layers, final_hidden"):

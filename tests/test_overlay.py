@@ -12,7 +12,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
-from experiments.settings_check import check_settings
+from experiments.settings_check import check_inputs, check_settings
 from stages.params import read_params
 
 DVC_YAML = """
@@ -119,12 +119,18 @@ def test_the_copy_follows_the_project(project: Path) -> None:
         ("arms: {scratch: {train: {lr: -1}}}", ["arms.scratch.train", "lr = -1"]),
         ("arms: {mine: {init: x}}", ["arms.mine", "states", "required"]),
         ("extracting: {}", ["extracting"]),
+        ("train: {lr: .inf}", ["lr = inf", "finite"]),
+        (
+            "arms: {finetune: {init: checkpoints/bass}}",
+            ["arms.finetune.init", "got: checkpoints/bass", "checkpoints/<arm>"],
+        ),
     ],
 )
 def test_a_mistake_is_named_before_anything_runs(
     tmp_path: Path, project_root: Path, text: str, parts: list[str]
 ) -> None:
-    (tmp_path / "params.yaml").write_bytes((project_root / "params.yaml").read_bytes())
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).write_bytes((project_root / name).read_bytes())
     overlay = tmp_path / "wrong.yaml"
     overlay.write_text(text)
     with pytest.raises(HarnessError) as caught:
@@ -135,7 +141,9 @@ def test_a_mistake_is_named_before_anything_runs(
 
 
 def test_the_default_settings_are_right(project_root: Path) -> None:
-    check_settings(read_params(project_root / "params.yaml"), "params.yaml")
+    params = read_params(project_root / "params.yaml")
+    check_settings(params, "params.yaml")
+    check_inputs(params, project_root, "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from eagle3.prompts import (
     from_user,
     is_dev,
     read_dataset,
+    read_lines,
     read_prompts,
     write_prompts,
 )
@@ -67,6 +68,9 @@ def test_id_is_the_hash_of_the_messages() -> None:
         ('{"messages": [{"role": "robot", "content": "x"}]}', "'robot'"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no user turn"),
         ('{"conversations": [{"from": "human", "value": 3}]}', "a text under value"),
+        ('{"messages": [{"role": ["user"], "content": "x"}]}', "role is one of"),
+        ('{"messages": [{"role": "user", "content": "a \\ud800"}]}', "not Unicode"),
+        ('{"source": 5, "messages": [{"role": "user", "content": "x"}]}', "source is a text"),
     ],
 )
 def test_a_malformed_line_is_named_by_file_and_number(line: str, rule: str, tmp_path: Path) -> None:
@@ -74,6 +78,16 @@ def test_a_malformed_line_is_named_by_file_and_number(line: str, rule: str, tmp_
     with pytest.raises(HarnessError) as caught:
         read_prompts(path)
     assert f"{path}:3" in str(caught.value) and rule in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"messages": []}\n\xff\xfe\n')
+    with pytest.raises(HarnessError, match=rf"{path}:2[\s\S]*UTF-8"):
+        list(read_lines(path))
+    (tmp_path / "in.jsonl.gz").write_bytes(b"{}\n")
+    with pytest.raises(HarnessError, match=r"compressed file is broken[\s\S]*name it .jsonl"):
+        list(read_lines(tmp_path / "in.jsonl.gz"))
 
 
 def test_empty_and_missing_files_are_errors(tmp_path: Path) -> None:

@@ -6,15 +6,20 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  stages that compute have it loaded when they begin
+from safetensors import SafetensorError
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
 from stages.provenance import git_state, input_digests
 from stages.runner import RunSettings, Stage, run_stage
+from stages.signals import STOPPED
 
 
 @pytest.fixture
@@ -75,6 +80,71 @@ def test_a_known_mistake_is_a_message(project: Path, capsys: pytest.CaptureFixtu
         "prompts: prompt file is empty\n  where: x.jsonl\n  fix: fill it\n"
     )
     assert not (project / "provenance").exists()
+
+
+def run(main: Callable[[], None]) -> int:
+    def stage_main(stage: Stage, args: argparse.Namespace) -> None:
+        main()
+
+    with pytest.raises(SystemExit) as stopped:
+        run_stage("train", stage_main, arguments, [])
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], signals: None, number: int
+) -> None:
+    assert run(lambda: os.kill(os.getpid(), number)) == STOPPED
+    assert capsys.readouterr().err == (
+        "train: stopped; the same command takes up what is finished\n"
+    )
+
+
+def test_a_full_disk_is_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        Path("/dev/full").write_text("x")
+
+    assert run(full) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("train: no room left on the disk\n")
+    assert "fix: make room and run the same command again" in told
+
+    def unreadable() -> None:
+        raise SafetensorError("I/O error: Read-only file system (os error 30)")
+
+    assert run(unreadable) == 2
+    assert capsys.readouterr().err.startswith("train: a file may not be written or read\n")
+
+
+def test_a_device_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    params = project / "params.yaml"
+    params.write_text(params.read_text().replace("cpu", "gpu!"))
+    assert run(lambda: None) == 2
+    told = capsys.readouterr().err
+    assert "where: params.yaml, run.device" in told and "got: gpu!" in told
+
+
+def test_a_failure_before_any_work_leaves_no_folder(project: Path) -> None:
+    stage = Stage("train", "stages.train", project)
+    with pytest.raises(HarnessError), stage.work({}):
+        raise HarnessError("bad input")
+    assert list((project / ".work").iterdir()) == []
+    with pytest.raises(HarnessError), stage.work({}) as folder:
+        (folder / "half").write_text("done")
+        raise HarnessError("later")
+    with stage.work({}) as folder:
+        assert (folder / "half").read_text() == "done"
+    assert list((project / ".work").iterdir()) == []
 
 
 def test_a_stage_reports_to_mlflow(project: Path, empty_store: Path) -> None:

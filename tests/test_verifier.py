@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,37 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(HarnessError, match="not a verifier head"):
         read_head(tmp_path / "other.safetensors")
+
+
+def test_broken_files_are_named(tiny_verifier: Path, tmp_path: Path) -> None:
+    def copied(name: str) -> Path:
+        shutil.copytree(tiny_verifier, tmp_path / name)
+        return tmp_path / name
+
+    torn = copied("torn") / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    with pytest.raises(HarnessError, match=rf"{torn}[\s\S]*whole safetensors[\s\S]*save the verif"):
+        _ = VerifierSpec.open(torn.parent).keys
+    head = tmp_path / "head.safetensors"
+    head.write_bytes(b"no weights")
+    with pytest.raises(HarnessError, match=rf"{head}[\s\S]*10 bytes[\s\S]*verifier stage again"):
+        read_head(head)
+    for name, text in (("config.json", "[1]"), ("generation_config.json", "{")):
+        path = copied(name) / name
+        path.write_text(text)
+        with pytest.raises(HarnessError, match=rf"{path}[\s\S]*one JSON object"):
+            VerifierSpec.open(path.parent)
+    index = copied("index") / "model.safetensors.index.json"
+    index.write_text("{}")
+    with pytest.raises(HarnessError, match=rf"{index}[\s\S]*weight_map"):
+        _ = VerifierSpec.open(index.parent).keys
+    odd = copied("odd") / "config.json"
+    odd.write_text(json.dumps(json.loads(odd.read_text()) | {"hidden_size": "64"}))
+    with pytest.raises(HarnessError, match=r"hidden_size[\s\S]*whole number[\s\S]*'64'"):
+        VerifierSpec.open(odd.parent)
+    (copied("mute") / "tokenizer.json").unlink()
+    with pytest.raises(HarnessError, match="tokenizer cannot be loaded"):
+        load_tokenizer(VerifierSpec.open(tmp_path / "mute"))
 
 
 def test_no_chat_template_is_an_error(tiny_verifier: Path, tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_special_first_then_by_rank_then_by_id() -> None:
     assert whole.d2t.tolist() == [0] * 8 and whole.t2d.all()
 
 
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.safetensors"
+    write_vocabulary(DraftVocabulary.from_targets(torch.tensor([1]), 3), path, metadata={})
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(HarnessError, match=rf"{path}[\s\S]*20 bytes[\s\S]*run the vocab stage"):
+        read_vocabulary(path)
+
+
 def test_bad_sizes() -> None:
     counts = torch.tensor([1, 2, 3])
     with pytest.raises(HarnessError, match=r"larger than the verifier's[\s\S]*at most 3"):

@@ -1,0 +1,76 @@
+"""Programs that are stopped: children end with them, and end by themselves where they can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from stages.signals import run_child
+child = "import os, sys, time; print(os.getpid(), flush=True); " + sys.argv[1]
+raise SystemExit(run_child([sys.executable, "-c", child], cwd=Path.cwd(), env=os.environ))
+"""
+SLEEP = "time.sleep(60)"
+PATIENT = """
+import signal
+def end(*_):
+    time.sleep(0.5)
+    print("ended well", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def start(root: Path, child: str) -> tuple[subprocess.Popen[str], int]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, child],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to children is Linux's")
+def test_a_child_ends_with_a_killed_parent(project_root: Path) -> None:
+    parent, child = start(project_root, SLEEP)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while not gone(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("whole_terminal", [True, False])
+def test_a_child_ends_in_its_own_time(project_root: Path, whole_terminal: bool) -> None:
+    """Ctrl-C goes to both, `kill` to the parent: either way the child's ending is waited for."""
+    parent, _ = start(project_root, PATIENT)
+    assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+    if whole_terminal:
+        os.killpg(parent.pid, signal.SIGINT)
+    else:
+        parent.terminate()
+    assert parent.wait() == 7
+    assert parent.stdout.read() == "ended well\n"
