@@ -1,0 +1,95 @@
+"""`eagle3 train` from flags to checkpoint, on states made by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3.dataset import ShardWriter, StatesMeta
+from experiments.train_command import run
+from stages.params import dump_yaml, read_yaml
+from tests.test_checkpoint import make_head
+from tests.test_trainer import make_documents
+from tests.test_ttt import HIDDEN, VOCAB
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, project_root: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A project folder with states and a verifier head in it; the current folder."""
+    params = read_yaml(project_root / "params.yaml")
+    params["run"]["threads"] = 1
+    params["train"] |= {"batch_tokens": 64, "evaluations": 2}
+    params["vocab"]["size"] = 20
+    (tmp_path / "params.yaml").write_text(dump_yaml(params))
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    head = make_head(vocab=VOCAB)
+    tensors = {"embed": head.embed, "norm": head.norm, "lm_head": head.lm_head}
+    assert head.layer is not None
+    tensors |= {f"layer.{name}": weight for name, weight in head.layer.items()}
+    save_file(tensors, tmp_path / "head.safetensors", {"config": head.config.model_dump_json()})
+    meta = StatesMeta(
+        verifier="tiny",
+        config_hash=head.config.config_hash,
+        engine="made",
+        engine_version="1",
+        aux_layers=[0, 2, 3],
+        final_hidden="post_norm",
+        dtype="bfloat16",
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+    )
+    writer = ShardWriter(tmp_path / "states", meta)
+    for document in make_documents(30):
+        writer.add(document)
+    writer.finish()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(**flags: Any) -> None:
+    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std val_ratio"
+    given: dict[str, Any] = dict.fromkeys([*names.split(), "scheduler", "warmup_ratio"])
+    given["num_workers"] = None
+    paths = {"verifier_path": "head.safetensors", "data_dir": Path("states")}
+    run(**(given | paths | {"output_dir": Path("drafter")} | flags))
+
+
+def test_from_scratch_then_finetune(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    train(epochs=2, lr=1e-3, ttt_steps=2, noise_std=0.05, val_ratio=0.2, scheduler="linear")
+    assert caplog.messages[0] == "from scratch: no --finetune-from"
+    about = json.loads((project / "drafter" / "provenance.json").read_text())
+    assert about["settings"]["lr"] == 1e-3
+    assert about["settings"]["noise"] == {"kind": "uniform_abs", "std": 0.05}
+    assert about["settings"]["objective"]["ttt_steps"] == 2
+    assert about["best_dev_tau"] >= 1.0
+    first = load_file(project / "drafter" / "model.safetensors")
+    assert len(first["d2t"]) == 20
+    caplog.clear()
+    train(epochs=1, finetune_from=Path("drafter"), output_dir=Path("second"), lr=1e-9)
+    assert caplog.messages[0] == "finetune from drafter"
+    second = load_file(project / "second" / "model.safetensors")
+    # At a rate of nearly nothing it is still the drafter that it started from.
+    torch.testing.assert_close(second["fc.weight"], first["fc.weight"], atol=1e-5, rtol=0)
+
+
+def test_a_given_vocabulary_is_the_drafters(project: Path) -> None:
+    targets = np.array([0, 1, 5, 11, 30])
+    kept = np.zeros(VOCAB, dtype=bool)
+    kept[targets] = True
+    (project / "mapping").mkdir()
+    np.save(project / "mapping" / "t2d.npy", kept)
+    np.save(project / "mapping" / "d2t.npy", targets)
+    train(epochs=1, vocab_mapping_dir=Path("mapping"))
+    tensors = load_file(project / "drafter" / "model.safetensors")
+    assert (tensors["d2t"] + torch.arange(5)).tolist() == targets.tolist()
+    assert tensors["lm_head.weight"].shape == (5, HIDDEN)
