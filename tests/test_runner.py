@@ -95,6 +95,8 @@ def run(main: Callable[[], None]) -> int:
 @pytest.fixture
 def signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
