@@ -40,12 +40,14 @@ def serve(root: Path, port: int | None) -> int:
     if store.database is None:
         print(f"the store is a server already: {store.uri}")
         return 0
-    open_client(store)  # makes a fresh store before several workers meet it
+    _, experiment = open_client(store)  # makes a fresh store before several workers meet it
     chosen = free_port(port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     command += ["--port", str(chosen), "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--default-artifact-root", (store.artifacts or root).as_uri()]
-    print(f"MLflow over {store.database}: http://127.0.0.1:{chosen}  (Ctrl-C ends it)", flush=True)
+    # The page of runs: the experiment's own first page is an overview of traces, which are empty.
+    page = f"http://127.0.0.1:{chosen}/#/experiments/{experiment}/runs"
+    print(f"MLflow over {store.database}: {page}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
         command,
         preexec_fn=end_with_parent,
