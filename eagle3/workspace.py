@@ -69,9 +69,9 @@ def publish(source: Path, destination: Path) -> None:
     """Moves a finished file or folder into place, whole.
 
     A file replaces what stood there in one step. A folder takes two renames: killed between them,
-    what stood there lies beside as `.<name>.old` and nothing at the destination. Where the two lie on
-    different file systems, what is moved is copied beside its destination first, so that the last
-    step is a rename all the same.
+    what stood there lies beside as `.<name>.old` and nothing at the destination. Where source and
+    destination lie on different file systems, what is moved is copied beside its destination
+    first, so that the last step is a rename all the same.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     if source.lstat().st_dev != destination.parent.stat().st_dev:
