@@ -35,11 +35,19 @@ ROUNDED = 16
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be continued by at most `limit` tokens (and `tail` more, see `generate`)."""
+    """A prompt to be continued.
+
+    Attributes:
+        id: names the sequence's draws, with the seed.
+        limit: longest response, its end-of-sequence token included.
+        tail: tokens to generate past the response's end, so that whoever replays speculative
+            decoding can count drafts accepted before the cut.
+    """
 
     id: str
     prompt: tuple[int, ...]
     limit: int
+    tail: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,6 @@ def generate(
     *,
     seed: int,
     slots: int,
-    tail: int = 0,
 ) -> Iterator[Completion]:
     """Continues every request; yields in the order in which sequences end.
 
@@ -85,52 +92,49 @@ def generate(
         model: a loaded verifier; in use until the last completion is taken.
         seed: with a request's id, names that sequence's draws.
         slots: sequences that run at once.
-        tail: tokens generated past the response's end, so that whoever replays speculative
-            decoding can count drafts accepted before the cut.
 
     Raises:
         HarnessError: a request does not fit the verifier's context.
     """
     if not requests:
         return
-    check_fit(config, requests, tail)
+    check_fit(config, requests)
     from eagle3.slot_attention import use_slot_attention
 
     with use_slot_attention(decoder_of(model)):
-        batch = _Batch(
-            model, config, requests, sampling, slots=min(slots, len(requests)), tail=tail
-        )
+        batch = _Batch(model, config, requests, sampling, slots=min(slots, len(requests)))
         waiting = list(reversed(requests))
         while waiting or batch.running:
             free = batch.slots - len(batch.running)
             if waiting and (not batch.running or free >= max(1, batch.slots // REFILL_SHARE)):
                 joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
                 for part in _prefill_parts(joining, batch.prefix_length):
-                    batch.admit([_sequence(request, sampling, seed, tail) for request in part])
+                    batch.admit([_sequence(request, sampling, seed) for request in part])
             else:
                 batch.step()
             yield from batch.collect()
 
 
-def _sequence(request: Request, sampling: Sampling, seed: int, tail: int) -> _Sequence:
-    count = request.limit + tail
+def _sequence(request: Request, sampling: Sampling, seed: int) -> _Sequence:
+    count = request.limit + request.tail
     if sampling.temperature == 0:
         return _Sequence(request, [0.0] * count)
     source = generator("generate", seed, request.id)
     return _Sequence(request, torch.rand(count, generator=source).tolist())
 
 
-def check_fit(config: HeadConfig, requests: Sequence[Request], tail: int) -> None:
+def check_fit(config: HeadConfig, requests: Sequence[Request]) -> None:
     """Raises unless every prompt with its response and tail fits the context."""
     for request in requests:
-        needed = len(request.prompt) + request.limit + tail
+        needed = len(request.prompt) + request.limit + request.tail
         if needed > config.max_position_embeddings or request.limit < 1 or not request.prompt:
             raise HarnessError(
                 "a prompt with its response does not fit the verifier's context",
                 where=f"prompt {request.id}",
                 rule=f"1 or more tokens, prompt and response within "
                 f"{config.max_position_embeddings}",
-                got=f"prompt {len(request.prompt)}, response up to {request.limit}, tail {tail}",
+                got=f"prompt {len(request.prompt)}, response up to {request.limit}, "
+                f"tail {request.tail}",
                 fix="drop or shorten that prompt, or lower max_new_tokens",
             )
 
@@ -173,11 +177,10 @@ class _Batch:
         sampling: Sampling,
         *,
         slots: int,
-        tail: int,
     ) -> None:
         from eagle3.slot_cache import SlotCache
 
-        self.config, self.sampling, self.slots, self.tail = config, sampling, slots, tail
+        self.config, self.sampling, self.slots = config, sampling, slots
         self.decoder, self.output = decoder_of(model), model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self.device, self.dtype = embedding.device, embedding.dtype
@@ -227,7 +230,7 @@ class _Batch:
         for slot in reversed(range(len(self.running))):
             sequence = self.running[slot]
             length = sequence.response_length
-            if length is None or len(sequence.tokens) < length + self.tail:
+            if length is None or len(sequence.tokens) < length + sequence.request.tail:
                 continue
             response, tail = sequence.tokens[:length], sequence.tokens[length:]
             done.append(Completion(sequence.request.id, response, tail, sequence.finish_reason))
@@ -312,7 +315,11 @@ def shortest_first(requests: Sequence[Request]) -> list[Request]:
 
 
 def waves(requests: Sequence[Request], size: int) -> list[list[Request]]:
-    """Cuts sorted requests into fixed waves: what a resumed run has to redo, and no more."""
+    """Cuts sorted requests into fixed waves of like size: what a resumed run has to redo.
+
+    At a wave's end slots stand empty, so a few large waves are faster than many small ones.
+    """
     ordered = shortest_first(requests)
-    bounds = [*range(0, len(ordered), size), len(ordered)]
+    count = -(-len(ordered) // size)
+    bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
     return [ordered[start:stop] for start, stop in pairwise(bounds)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,7 @@ class RegenerateSettings(Settings):
             count before they cut.
         keep_given: training conversations that already have answers keep them.
         slots: sequences that run at once.
-        wave: prompts that a killed run may have to redo.
+        wave: most prompts that a killed run may have to redo.
     """
 
     splits: list[Literal["train", "dev", "test"]] = Field(min_length=1)
@@ -67,14 +67,13 @@ class RegenerateSettings(Settings):
 
 @dataclass(frozen=True)
 class _Job:
-    """One split's prompts, ready to run."""
+    """One split's prompts, ready to run. Requests are named `<split>/<prompt id>`."""
 
     split: str
     requests: list[Request]
     given: list[dict[str, Any]]
     sources: dict[str, str]
     sampling: Sampling
-    tail: int
 
 
 def regenerate(
@@ -104,36 +103,50 @@ def regenerate(
     jobs = [
         _plan(spec, tokenizer, split, prompts.get(split, []), settings) for split in settings.splits
     ]
-    total = sum(len(job.requests) for job in jobs)
     model: Any = None
     made, spent = 0, 0.0
-    with tqdm(total=total, unit="prompt", desc="responses") as bar:
-        for job in jobs:
-            for number, wave in enumerate(waves(job.requests, settings.wave)):
-                path = work / f"{job.split}-{number:05d}.jsonl"
-                if path.is_file():
-                    bar.update(len(wave))
-                    continue
-                if model is None:
-                    model = load_for_generation(spec, DTYPES[settings.dtype], device)
-                started, lines = time.perf_counter(), {}
-                for done in generate(
-                    model, spec, wave, job.sampling, seed=seed, slots=settings.slots, tail=job.tail
-                ):
-                    lines[done.id] = done
-                    made += len(done.response) + len(done.tail)
-                    rate = made / (spent + time.perf_counter() - started)
-                    bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
-                    bar.update()
-                spent += time.perf_counter() - started
-                records = [_record(job, settings, seed, r, lines[r.id]) for r in wave]
-                write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+    with tqdm(total=sum(len(job.requests) for job in jobs), unit="prompt", desc="responses") as bar:
+        for path, sampling, wave in _waves(jobs, settings.wave, work):
+            if path.is_file():
+                bar.update(len(wave))
+                continue
+            if model is None:
+                model = load_for_generation(spec, DTYPES[settings.dtype], device)
+            started, finished = time.perf_counter(), {}
+            for done in generate(model, spec, wave, sampling, seed=seed, slots=settings.slots):
+                finished[done.id] = done
+                made += len(done.response) + len(done.tail)
+                rate = made / (spent + time.perf_counter() - started)
+                bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+                bar.update()
+            spent += time.perf_counter() - started
+            lines = [json.dumps(_record(jobs, settings, seed, r, finished[r.id])) for r in wave]
+            write_atomically(path, "".join(line + "\n" for line in lines))
     out.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {job.split: _collect(job, work, out) for job in jobs}
+    records = [
+        json.loads(line)
+        for path, _, _ in _waves(jobs, settings.wave, work)
+        for line in path.read_text().splitlines()
+    ]
+    facts: dict[str, Any] = {job.split: _write(job, records, out) for job in jobs}
     return facts | {
         "seconds": round(spent, 1),
         "tokens_per_s": round(made / spent, 1) if spent else None,
     }
+
+
+def _waves(
+    jobs: Sequence[_Job], size: int, work: Path
+) -> Iterator[tuple[Path, Sampling, list[Request]]]:
+    """Every wave with its file. Splits that are sampled alike share waves."""
+    kinds: list[Sampling] = []
+    for job in jobs:
+        if job.sampling not in kinds:
+            kinds.append(job.sampling)
+    for kind, sampling in enumerate(kinds):
+        requests = [r for job in jobs if job.sampling == sampling for r in job.requests]
+        for number, wave in enumerate(waves(requests, size)):
+            yield work / f"wave-{kind}-{number:05d}.jsonl", sampling, wave
 
 
 def _plan(
@@ -156,7 +169,7 @@ def _plan(
         if training and settings.keep_given and prompt.messages[-1][0] == "assistant":
             ids, runs = encode_conversation(tokenizer, prompt.as_messages(), spec.eos_token_ids)
             # A check of the length only.
-            check_fit(spec, [Request(prompt.id, tuple(ids[:-1]), 1)], 0)
+            check_fit(spec, [Request(prompt.id, tuple(ids[:-1]), 1)])
             given.append(
                 {
                     "id": prompt.id,
@@ -170,42 +183,52 @@ def _plan(
             continue
         ids = encode_prompt(tokenizer, prompt.question().as_messages())
         room = spec.max_position_embeddings - len(ids) - tail
-        requests.append(Request(prompt.id, tuple(ids), min(settings.max_new_tokens, room)))
-    check_fit(spec, requests, tail)
+        limit = min(settings.max_new_tokens, room)
+        requests.append(Request(f"{split}/{prompt.id}", tuple(ids), limit, tail))
+    check_fit(spec, requests)
     sources = {prompt.id: prompt.source for prompt in chosen}
     sampling = settings.sampling if training else GREEDY
-    return _Job(split, requests, given, sources, sampling, tail)
+    return _Job(split, requests, given, sources, sampling)
 
 
 def _record(
-    job: _Job, settings: RegenerateSettings, seed: int, request: Request, done: Completion
+    jobs: Sequence[_Job],
+    settings: RegenerateSettings,
+    seed: int,
+    request: Request,
+    done: Completion,
 ) -> dict[str, Any]:
+    """A response's line, with its split."""
+    split, _, prompt_id = request.id.partition("/")
+    job = next(job for job in jobs if job.split == split)
     start = len(request.prompt)
     return {
-        "id": request.id,
-        "source": job.sources[request.id],
+        "split": split,
+        "id": prompt_id,
+        "source": job.sources[prompt_id],
         "token_ids": [*request.prompt, *done.response, *done.tail],
         "loss_mask": [[start, start + len(done.response)]],
         "finish_reason": done.finish_reason,
         "sampling": {
             **job.sampling.model_dump(),
             "max_new_tokens": settings.max_new_tokens,
-            "tail": job.tail,
+            "tail": request.tail,
             "seed": seed,
         },
     }
 
 
-def _collect(job: _Job, work: Path, out: Path) -> dict[str, Any]:
-    """Puts a split's waves together, by id."""
-    records = list(job.given)
-    for path in sorted(work.glob(f"{job.split}-*.jsonl")):
-        records += [json.loads(line) for line in path.read_text().splitlines()]
-    records.sort(key=lambda record: record["id"])
-    text = "".join(json.dumps(record) + "\n" for record in records)
+def _write(job: _Job, records: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    """Writes a split's file, by id."""
+    own = [*job.given]
+    for record in records:
+        if record["split"] == job.split:
+            own.append({key: value for key, value in record.items() if key != "split"})
+    own.sort(key=lambda record: record["id"])
+    text = "".join(json.dumps(record) + "\n" for record in own)
     write_atomically(out / f"{job.split}.jsonl", text)
     return {
-        "responses": len(records),
-        "supervised_tokens": sum(b - a for record in records for a, b in record["loss_mask"]),
-        "ended": sum(record["finish_reason"] == "stop" for record in records),
+        "responses": len(own),
+        "supervised_tokens": sum(end - start for r in own for start, end in r["loss_mask"]),
+        "ended": sum(record["finish_reason"] == "stop" for record in own),
     }

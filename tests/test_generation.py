@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,15 @@ def test_greedy_equals_transformers_in_a_ragged_batch_that_refills(
 ) -> None:
     spec, model = loaded
     requests = _requests([5, 40, 17, 1, 23, 9, 60, 12, 33, 2], limit=12)
-    requests = [Request(r.id, r.prompt, 4 + i) for i, r in enumerate(requests)]
-    done = {c.id: c for c in generate(model, spec, requests, GREEDY, seed=0, slots=4, tail=3)}
+    requests = [Request(r.id, r.prompt, 4 + i, tail=i % 4) for i, r in enumerate(requests)]
+    done = {c.id: c for c in generate(model, spec, requests, GREEDY, seed=0, slots=4)}
     assert set(done) == {request.id for request in requests}
     for request in requests:
-        expected = _with_transformers(model, request, request.limit + 3)
+        expected = _with_transformers(model, request, request.limit + request.tail)
         stops = [i for i, token in enumerate(expected[: request.limit]) if token == 2]
         length = stops[0] + 1 if stops else request.limit
         assert done[request.id].response == expected[:length]
-        assert done[request.id].tail == expected[length : length + 3]
+        assert done[request.id].tail == expected[length : length + request.tail]
         assert done[request.id].finish_reason == ("stop" if stops else "length")
 
 
@@ -73,7 +74,8 @@ def test_end_of_sequence_ends_a_response_and_the_tail_goes_on(
     expected = _with_transformers(model, request, 12)
     ending = spec.model_copy(update={"eos_token_ids": [expected[4]]})
     first = expected.index(expected[4])
-    (done,) = generate(model, ending, [request], GREEDY, seed=0, slots=3, tail=2)
+    request = replace(request, tail=2)
+    (done,) = generate(model, ending, [request], GREEDY, seed=0, slots=3)
     assert done.response == expected[: first + 1]
     assert done.tail == expected[first + 1 : first + 3]
     assert done.finish_reason == "stop"
@@ -139,15 +141,15 @@ def test_a_request_that_does_not_fit_is_an_error_before_any_work(
 ) -> None:
     spec, _ = loaded
     with pytest.raises(HarnessError, match="context") as caught:
-        check_fit(spec, [Request("long one", tuple([3] * 2040), 10)], tail=0)
+        check_fit(spec, [Request("long one", tuple([3] * 2040), 10)])
     assert "long one" in str(caught.value) and "2048" in str(caught.value)
-    check_fit(spec, [Request("fits", tuple([3] * 2038), 10)], tail=0)
+    check_fit(spec, [Request("fits", tuple([3] * 2038), 10)])
 
 
 def test_waves_are_fixed_and_complete() -> None:
     requests = _requests([9, 2, 5, 2, 7], limit=1)
     made = waves(requests, 2)
-    assert [[len(r.prompt) for r in wave] for wave in made] == [[2, 2], [5, 7], [9]]
+    assert [[len(r.prompt) for r in wave] for wave in made] == [[2], [2, 5], [7, 9]]
     assert made == waves(list(reversed(requests)), 2)
 
 
@@ -265,9 +267,9 @@ def test_a_killed_run_is_taken_up_and_comes_to_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         _run(spec, tmp_path / "killed", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert calls == [4, 4, 1]
+    assert calls == [3, 3, 3]
     _run(spec, tmp_path / "killed", tmp_path / "out")
-    assert calls == [4, 4, 1, 1, 3]  # finished waves were not redone
+    assert calls == [3, 3, 3, 3, 3]  # finished waves were not redone
     for split in ("train", "dev"):
         name = f"{split}.jsonl"
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
