@@ -21,7 +21,7 @@ from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.initialise import from_checkpoint, head_rows, new_drafter
 from eagle3.loss import TargetHead
-from eagle3.settings import Settings, read_settings
+from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
 from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
 from eagle3.verifier import VerifierHead
@@ -64,15 +64,7 @@ def arm_settings(
     Raises:
         HarnessError: an unknown key, or a value of the wrong type or range.
     """
-    return read_settings(TrainSettings, _merged(shared, changes), where=where)
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+    return read_settings(TrainSettings, merged(shared, changes), where=where)
 
 
 @dataclass(frozen=True)

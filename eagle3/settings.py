@@ -1,4 +1,4 @@
-"""Strict settings: the base of every settings model, and the reading of plain values into one.
+"""Strict settings: the base of every settings model, reading plain values into one, laying over.
 
 A component's settings stand beside the component; this file knows none of them.
 """
@@ -47,3 +47,12 @@ def read_settings(model: type[SettingsT], values: Mapping[str, Any], *, where: s
             rule="\n        ".join(problems),
             fix="correct the named keys",
         ) from None
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values of `new`: mappings key by key, other values (lists too) replaced."""
+    both = dict(old)
+    for key, value in new.items():
+        deeper = isinstance(value, Mapping) and isinstance(both.get(key), Mapping)
+        both[key] = merged(both[key], value) if deeper else value
+    return both

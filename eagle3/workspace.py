@@ -8,17 +8,21 @@ finished into place at the end. Knows nothing of what is written.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
+
+_HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of renameat2(2)
 
 
 def digest(value: object) -> str:
@@ -44,34 +48,58 @@ def work_folder(root: Path, stage: str, key: Mapping[str, Any]) -> Iterator[Path
         HarnessError: another process works in the same folder now.
     """
     folder = root / ".work" / f"{stage}-{digest(key)[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock")) as lock:
+        if lock is None:
             raise HarnessError(
                 f"stage {stage} with the same settings is running already",
                 where=folder,
                 fix="wait for it or stop it; its work is kept",
-            ) from None
+            )
+        folder.mkdir(exist_ok=True)
         try:
             yield folder
         except BaseException:
             if not any(folder.iterdir()):  # nothing was begun: nothing to take up
                 folder.rmdir()
-                Path(lock.name).unlink()
+                lock.unlink()
             raise
         shutil.rmtree(folder)
-        Path(lock.name).unlink()
+        lock.unlink()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[Path | None]:
+    """Holds a lock file, which the holder may delete; None where another process holds it."""
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+            # Its last holder may have deleted it between our open and our lock: another process
+            # may then hold a new file of this name, and ours locks nothing.
+            if _stands_at(path, file.fileno()):
+                yield path
+                return
+
+
+def _stands_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def publish(source: Path, destination: Path) -> None:
     """Moves a finished file or folder into place, whole.
 
-    A file replaces what stood there in one step. A folder takes two renames: killed between them,
-    what stood there lies beside as `.<name>.old` and nothing at the destination. Where source and
-    destination lie on different file systems, what is moved is copied beside its destination
-    first, so that the last step is a rename all the same.
+    What stood there is replaced in one step: a reader, or a kill, finds the old or the new. Where
+    the file system cannot exchange two folders (NFS, systems other than Linux), a folder takes two
+    renames; killed between them, what stood there lies beside as `.<name>.old` and nothing at the
+    destination. Where source and destination lie on different file systems, what is moved is
+    copied beside its destination first, so that the last step is a rename all the same.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     if source.lstat().st_dev != destination.parent.stat().st_dev:
@@ -88,6 +116,9 @@ def publish(source: Path, destination: Path) -> None:
             raise
         source = near
     if destination.is_dir() and not destination.is_symlink():
+        if source.is_dir() and _exchange(source, destination):
+            shutil.rmtree(source)
+            return
         old = destination.with_name(f".{destination.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         destination.rename(old)
@@ -95,6 +126,14 @@ def publish(source: Path, destination: Path) -> None:
         shutil.rmtree(old)
     else:
         source.replace(destination)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Two names change places in one step of the file system; False where it cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    return rename is not None and not rename(
+        _HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE
+    )
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

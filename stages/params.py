@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from eagle3.errors import HarnessError
-from eagle3.settings import SettingsT, read_settings
+from eagle3.settings import SettingsT, merged, read_settings
 
 SECTIONS = (
     "run",
@@ -143,18 +143,10 @@ def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], *, where: Path
                 rule=f"mappings under these sections: {', '.join(SECTIONS)}",
                 got=f"{name}: {values}",
             )
-    merged = _merged(base, overlay)
-    if "arms" in merged:
-        merged["arms"] = {name: arm for name, arm in merged["arms"].items() if arm is not None}
-    return merged
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+    both = merged(base, overlay)
+    if "arms" in both:
+        both["arms"] = {name: arm for name, arm in both["arms"].items() if arm is not None}
+    return both
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
