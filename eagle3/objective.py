@@ -17,7 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from eagle3.drafter import Drafter
-from eagle3.loss import TargetHead, soft_cross_entropy, soft_targets
+from eagle3.loss import TargetHead, Targets, soft_cross_entropy, soft_targets
+from eagle3.loss_acceptance import AcceptanceTargets, acceptance_loss
 from eagle3.packing import Batch, measured_rows, shifted, supervised_rows
 from eagle3.settings import Settings
 from eagle3.ttt import cast_weights, ttt_steps
@@ -27,12 +28,18 @@ from eagle3.vocab import DraftVocabulary
 class ObjectiveSettings(Settings):
     """What is learnt.
 
+    loss: soft_ce, cross-entropy against the verifier's distribution restricted to the draft
+        vocabulary; or one on the acceptance rate of sampled drafts (`loss_acceptance`): tv,
+        lk_alpha, lk_lambda.
+    lk_eta: how fast lk_lambda turns from divergence to acceptance.
     ttt_steps: how many of its own outputs the drafter is trained on.
     step_decay: step k weighs step_decay**k (speculators 1.0; EAGLE, SpecForge and TorchSpec 0.8).
     outside_rows: what happens in the loss to rows whose verifier argmax lies outside the draft
         vocabulary. Accuracies count them as misses either way.
     """
 
+    loss: Literal["soft_ce", "tv", "lk_alpha", "lk_lambda"] = "soft_ce"
+    lk_eta: float = Field(3.0, ge=0.0)
     ttt_steps: int = Field(3, ge=1, le=16)
     step_decay: float = Field(1.0, gt=0.0, le=1.0)
     outside_rows: Literal["keep", "drop"] = "keep"
@@ -44,8 +51,9 @@ class Outcome:
 
     Attributes:
         loss: what to differentiate: the weighted sum over steps of each step's mean over rows.
-        losses: per step, mean cross-entropy in nats over its supervised rows (0 where none).
-        divergences: per step, the same less the verifier's own entropy: the KL divergence. Empty
+        losses: per step, mean loss over its supervised rows (0 where none); of soft_ce in nats.
+        divergences: per step, the same less what the best drafter with this vocabulary would have;
+            of soft_ce the verifier's entropy is taken off, which leaves the KL divergence. Empty
             when not measured.
         rows: per step, the number of supervised rows.
         hits, cumulative, measured: per step: rows whose argmax is the verifier's, rows right at
@@ -100,13 +108,15 @@ def objective(
 
     weights = cast_weights(drafter, dtype)
     trained_head = drafter.lm_head.weight.requires_grad
-    targets = soft_targets(
-        batch.final_NG[target_rows].to(dtype),
-        head,
-        weights.head_DH.detach(),
-        keep=trained_head,
-        entropy=measure,
-    )
+    final_RG = batch.final_NG[target_rows].to(dtype)
+    targets: Targets | AcceptanceTargets
+    if settings.loss == "soft_ce":
+        targets = soft_targets(
+            final_RG, head, weights.head_DH.detach(), keep=trained_head, entropy=measure
+        )
+    else:
+        lse_R = batch.lse_N[target_rows]
+        targets = AcceptanceTargets(final_RG, lse_R, head, settings.loss, settings.lk_eta)
     total = torch.zeros((), device=device)
     outcome = Outcome(total, [], [], [], [], [], [])  # lists are filled step by step
     right_N = torch.ones_like(wanted)
@@ -114,14 +124,17 @@ def objective(
         rows = supervised[step].nonzero()[:, 0]
         picked = target_place_N[rows + 1 + step]
         x = out_RH if len(rows) == len(active_R) else out_RH[place_N[rows]]
-        loss, best = soft_cross_entropy(x, weights.head_DH, targets, picked, argmax=measure)
+        if isinstance(targets, AcceptanceTargets):
+            loss, least, best = acceptance_loss(x, weights.head_DH, targets, picked, argmax=measure)
+        else:
+            loss, best = soft_cross_entropy(x, weights.head_DH, targets, picked, argmax=measure)
+            least = loss if targets.entropy_R is None else targets.entropy_R[picked].sum()
         mean = loss / max(len(rows), 1)
         total = total + settings.step_decay**step * mean
         outcome.losses.append(mean.detach())
         outcome.rows.append(len(rows))
-        if targets.entropy_R is not None:
-            entropy = targets.entropy_R[picked].sum() / max(len(rows), 1)
-            outcome.divergences.append(mean.detach() - entropy)
+        if measure:
+            outcome.divergences.append(mean.detach() - least / max(len(rows), 1))
         if best is not None:
             hit_N = torch.zeros_like(wanted)
             hit_N[rows] = best == top1_N[rows + 1 + step]

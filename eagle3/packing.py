@@ -31,6 +31,7 @@ class Batch:
         spans: (start, end) of each document.
         aux_NPG, final_NG: the verifier's states.
         top1_N: i64, the verifier's argmax over its full vocabulary.
+        lse_N: f32, log-sum-exp of its logits over its full vocabulary.
     """
 
     ids: tuple[str, ...]
@@ -42,6 +43,7 @@ class Batch:
     aux_NPG: Tensor
     final_NG: Tensor
     top1_N: Tensor
+    lse_N: Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
@@ -77,6 +79,7 @@ def pack(documents: Sequence[Document], max_length: int) -> Batch:
         aux_NPG=joined("aux"),
         final_NG=joined("final"),
         top1_N=joined("verifier_top1").long(),
+        lse_N=joined("verifier_lse"),
     )
 
 

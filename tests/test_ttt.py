@@ -62,6 +62,7 @@ def make_batch(lengths: list[int], masks: list[list[int]], seed: int = 1) -> Bat
         aux_NPG=torch.randn(total, 3, HIDDEN, generator=draw, dtype=torch.float64),
         final_NG=torch.randn(total, HIDDEN, generator=draw, dtype=torch.float64),
         top1_N=torch.randint(VOCAB, (total,), generator=draw),
+        lse_N=torch.randn(total, generator=draw, dtype=torch.float64) + 4.0,
     )
 
 
