@@ -2,13 +2,14 @@
 # make test     environment, all tests
 # make check    ruff, mypy, fast tests                          make ui: MLflow on loopback
 # make env      the environment alone                           make lock: the lock files anew
+# make bench-train  training beside the package speculators     BENCH="--steps 4": its flags
 #
 # Another build of torch:  make env TORCH_PIP_ARGS="--index-url ..."
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := repro
-.PHONY: repro test check ui env lock
+.PHONY: repro test check ui env lock bench-train
 
 BASE_PYTHON ?= python3.11
 TORCH := torch==2.13.0
@@ -51,6 +52,21 @@ check: $(READY)
 ui: $(READY)
 	@eagle3 ui
 
+# The trainer that ours is measured against, with the same build of torch. Its torchvision is left
+# out: the wheel is linked to CUDA, and nothing here reads images.
+PEER := .venv-speculators
+$(PEER)/.ready: requirements-speculators.lock
+	$(BASE_PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install -q $(TORCH_PIP_ARGS) "$(TORCH)"
+	$(PEER)/bin/python -m pip install -q --require-hashes --no-deps \
+		-r requirements-speculators.lock
+	@touch $@
+
+# On a machine that does nothing else; a quarter of an hour.
+bench-train: $(READY) $(PEER)/.ready
+	@python -m experiments.benchmarks.training --peer-python $(PEER)/bin/python \
+		--out reports/bench_training.json $(BENCH)
+
 # Versions stay as they are unless pyproject.toml asks for others; UPGRADE=1 takes the newest.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --generate-hashes \
 	--custom-compile-command "make lock" --python-version 3.11 $(if $(UPGRADE),--upgrade)
@@ -72,3 +88,6 @@ lock:
 		$(COMPILE) --overrides engines.overrides --python-platform x86_64-manylinux_2_35 \
 			.work/lock/$$engine.in -o requirements-$$engine.lock; \
 	done
+	echo "speculators==0.9.0" > .work/lock/speculators.in
+	$(COMPILE) --overrides engines.overrides --python-platform x86_64-manylinux_2_35 \
+		.work/lock/speculators.in -o requirements-speculators.lock
