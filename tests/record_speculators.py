@@ -1,9 +1,9 @@
 """Losses and gradients of the PyPI package `speculators==0.9.0`, for `test_speculators_parity.py`.
 
     make .venv-speculators/.ready
-    .venv-speculators/bin/python tests/record_speculators.py tests/recorded/speculators.safetensors
+    .venv-speculators/bin/python -m tests.record_speculators tests/recorded/speculators.safetensors
 
-Runs in an environment of its own and imports nothing of this project. A tiny drafter and packed
+Runs in an environment of its own, without this project's dependencies. A tiny drafter and packed
 documents with ragged masks are drawn, put through the package's model (sdpa, float32, no autocast)
 for three TTT steps, and written together with what came out: `weight/...` under the names of EAGLE
 checkpoints, `batch/...` unshifted, `<variant>/loss` [steps] and `<variant>/gradient/...` of their
@@ -18,13 +18,19 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import version
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-VERSION = "0.9.0"
+from experiments.benchmarks.speculators_model import (
+    SWITCHES,
+    VERSION,
+    build,
+    package_name,
+    require_version,
+)
+
 STEPS = 3
 SIZES = {
     "hidden_size": 16, "target_hidden_size": 16, "intermediate_size": 24,
@@ -32,7 +38,6 @@ SIZES = {
     "draft_vocab_size": 23, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
     "max_position_embeddings": 64,
 }  # fmt: skip
-SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 VARIANTS: dict[str, tuple[str, ...]] = {"plain": (), **{name: (name,) for name in SWITCHES}}
 MASKS = ("000110111010", "0001111110", "0000010110111110")
 PADDING = 6
@@ -86,51 +91,19 @@ def draw_batch(draw: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-def package_name(name: str) -> str:
-    """The package's name of a drafter weight."""
-    return name.replace("midlayer.", "layers.0.").replace("aux_norm.", "input_norm.")
-
-
-def build(weights: dict[str, Tensor], switches: tuple[str, ...]) -> torch.nn.Module:
+def build_variant(weights: dict[str, Tensor], switches: tuple[str, ...]) -> torch.nn.Module:
     """The package's model with these weights."""
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-    from transformers import LlamaConfig
-
-    own = ("target_hidden_size", "draft_vocab_size", "rope_theta")
-    llama = LlamaConfig(
-        **{name: value for name, value in SIZES.items() if name not in own},
-        num_hidden_layers=1,
-        rope_parameters={"rope_type": "default", "rope_theta": SIZES["rope_theta"]},
-        pad_token_id=None,
-    )
-    llama._attn_implementation = "sdpa"
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=llama,
-        draft_vocab_size=SIZES["draft_vocab_size"],
-        eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-        speculators_config=SpeculatorsConfig(
-            algorithm="eagle3",
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=STEPS)],
-            default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-        ),
-        **{name: name in switches for name in SWITCHES},
-    )
-    model = Eagle3DraftModel(config)
     target_ids = weights["d2t"] + torch.arange(len(weights["d2t"]))
-    state = {package_name(k): v for k, v in weights.items() if k.endswith(".weight")}
-    state = {name: value for name, value in state.items() if name in model.state_dict()}
-    state |= {
-        "embed_tokens.weight": weights["embed"],
-        "verifier_norm.weight": weights["verifier_norm"],
-        "verifier_lm_head.weight": weights["verifier_lm_head"][target_ids],
-        "d2t": weights["d2t"],
-        "t2d": torch.isin(torch.arange(SIZES["vocab_size"]), target_ids),
-    }
-    model.load_state_dict(state, strict=True)
-    return model.train()
+    own = {name: value for name, value in weights.items() if name.endswith(".weight")}
+    t2d = torch.isin(torch.arange(int(SIZES["vocab_size"])), target_ids)
+    return build(
+        {**SIZES, **dict.fromkeys(switches, True)},
+        {**own, "d2t": weights["d2t"], "t2d": t2d},
+        embed_VH=weights["embed"],
+        target_rows_DG=weights["verifier_lm_head"][target_ids],
+        target_norm_G=weights["verifier_norm"],
+        ttt_steps=STEPS,
+    )
 
 
 def collate(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -168,7 +141,7 @@ def record() -> dict[str, Tensor]:
     found = {f"weight/{name}": value for name, value in weights.items()}
     found |= {f"batch/{name}": value for name, value in batch.items()}
     for variant, switches in VARIANTS.items():
-        model = build(weights, switches)
+        model = build_variant(weights, switches)
         _, loss, metrics = model(
             **collate(batch),
             ttt_steps=STEPS,
@@ -186,8 +159,7 @@ def record() -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    if version("speculators") != VERSION:
-        sys.exit(f"speculators {version('speculators')} is installed, {VERSION} is needed")
+    require_version()
     torch.set_num_threads(1)
     about = {
         "speculators": VERSION, "torch": torch.__version__, "sizes": SIZES, "variants": VARIANTS,

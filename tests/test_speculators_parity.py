@@ -3,7 +3,7 @@
 What it answered for a tiny drafter is in `recorded/speculators.safetensors`; record again with
 
     make .venv-speculators/.ready
-    .venv-speculators/bin/python tests/record_speculators.py tests/recorded/speculators.safetensors
+    .venv-speculators/bin/python -m tests.record_speculators tests/recorded/speculators.safetensors
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def test_the_package_still_answers_so(
     if not python.exists():
         pytest.skip("no environment with the package: make .venv-speculators/.ready")
     again = tmp_path / "again.safetensors"
-    script = Path(__file__).with_name("record_speculators.py")
     subprocess.run(
-        [python, script, again], check=True, timeout=500,
+        [python, "-m", "tests.record_speculators", again],
+        check=True, timeout=500, cwd=project_root,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     found = load_file(again)
