@@ -24,7 +24,7 @@ from eagle3.loss import TargetHead
 from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
 from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
-from eagle3.verifier import VerifierHead
+from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 from eagle3.workspace import digest_file
 

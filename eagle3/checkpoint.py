@@ -15,7 +15,8 @@ from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import eagle_config, read_eagle_config
 from eagle3.reading import open_tensors, read_object
-from eagle3.verifier import HeadConfig, VerifierHead
+from eagle3.verifier import HeadConfig
+from eagle3.verifier_head import VerifierHead
 from eagle3.workspace import write_json
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

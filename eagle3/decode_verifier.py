@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from eagle3.cached_attention import GROUPED, BufferLayer, buffer_cache, register
 from eagle3.decode import Rows
 from eagle3.errors import HarnessError
-from eagle3.verifier import decoder_of
+from eagle3.verifier_model import decoder_of
 
 
 class CachedVerifier:

@@ -21,7 +21,9 @@ from eagle3.decode import DraftChoice
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierHead, VerifierSpec, load_model
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import VerifierHead
+from eagle3.verifier_model import load_model
 
 
 class EvaluateSettings(Settings):

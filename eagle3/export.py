@@ -15,7 +15,7 @@ from eagle3.drafter import DraftCache, Drafter
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import SWITCHES
 from eagle3.seeding import generator
-from eagle3.verifier import VerifierHead
+from eagle3.verifier_head import VerifierHead
 
 PROBE_ROWS = 64
 # Weights rounded to bfloat16 move logits by about 2^-8 of their size a matrix product.

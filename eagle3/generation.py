@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import HarnessError
+from eagle3.logits import finish_logits
 from eagle3.packed_linear import pack_linears
 from eagle3.sampling import Sampling, choose
 from eagle3.seeding import generator
-from eagle3.verifier import HeadConfig, VerifierSpec, decoder_of, load_model
+from eagle3.verifier import HeadConfig, VerifierSpec
+from eagle3.verifier_model import decoder_of, load_model
 
 # Freed slots are refilled an eighth at a time: a prefill of one prompt costs nearly as much as one
 # of eight, and an eighth of the batch idle for a few steps costs less.
@@ -244,12 +246,11 @@ class _Batch:
         return done
 
     def _draw(self, hidden_NH: Tensor, sequences: list[_Sequence], rows_N: Tensor) -> None:
-        logits_NV = self.output(hidden_NH)
-        if self.config.logit_scale != 1:
-            logits_NV = logits_NV * self.config.logit_scale
-        if self.config.logit_softcap is not None:
-            cap = self.config.logit_softcap
-            logits_NV = (logits_NV / cap).tanh() * cap
+        logits_NV = finish_logits(
+            self.output(hidden_NH),
+            scale=self.config.logit_scale,
+            softcap=self.config.logit_softcap,
+        )
         uniforms_N = torch.tensor([s.uniforms[len(s.tokens)] for s in sequences])
         chosen_N = choose(logits_NV, uniforms_N.to(self.device), self.sampling).cpu()
         self.last_N[rows_N] = chosen_N

@@ -18,7 +18,7 @@ from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.seeding import generator
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierHead
+from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 
 log = logging.getLogger(__name__)

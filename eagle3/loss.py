@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle3.drafter import rms_norm
+from eagle3.logits import finish_logits
 
 CHUNK_ROWS = 512  # 512 x 8192 bf16 logits are 8 MiB: chunks amortise reading the head
 
@@ -61,10 +62,7 @@ class TargetHead:
         """Verifier logits over the draft vocabulary, [R, D]."""
         if self.norm_G is not None:
             final_RG = rms_norm(final_RG, self.norm_G, self.eps)
-        logits = final_RG @ self.rows_DG.T
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits
+        return finish_logits(final_RG @ self.rows_DG.T, softcap=self.softcap)
 
 
 @torch.no_grad()

@@ -31,7 +31,8 @@ from eagle3.generation import (
 from eagle3.prompts import Prompt
 from eagle3.sampling import Sampling
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierSpec, load_tokenizer
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_tokenizer
 from eagle3.workspace import write_atomically
 
 GREEDY = Sampling(temperature=0.0)

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierSpec, verifier_files
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_files import verifier_files
 
 
 class SiblingSettings(Settings):

@@ -28,6 +28,13 @@ ALIASES = {
     "norm": ("norm.weight",),
     "lm_head": ("output.weight",),
 }
+# What stands in a quantised checkpoint for `x.weight`, or beside it.
+PARTS = (
+    *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape"),
+    *("weight_zero_point", "weight_g_idx", "weight.absmax", "weight_global_scale"),
+)
+# A norm of the last layer by which it is no Llama layer: these norms stand around the block.
+SANDWICHED = "pre_feedforward_layernorm.weight"
 LLAMA_LAYER = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -49,8 +56,8 @@ class WeightKeys:
         embed, norm: always there.
         lm_head: None where the output shares the embedding.
         layer: name inside the last decoder layer -> stored name, or None when that layer does not
-            have the nine matrices and norms of a Llama layer (experts, latent attention, packed
-            quantised weights).
+            have the nine matrices and norms of a Llama layer (experts, latent attention), or has
+            norms of its own around them (Gemma).
     """
 
     embed: str
@@ -63,6 +70,17 @@ class WeightKeys:
         """Every stored name that a head is made of."""
         names = [self.embed, self.norm] + ([self.lm_head] if self.lm_head else [])
         return names + list((self.layer or {}).values())
+
+
+def logical_name(stored: str) -> str:
+    """`x.weight` for `x.weight_packed`, any other name as it is."""
+    return stored.removesuffix("_packed") if stored.endswith(".weight_packed") else stored
+
+
+def stored_parts(names: Collection[str], name: str) -> dict[str, str]:
+    """The stored tensors that make up the weight `name`, by their last part."""
+    stem = name.removesuffix("weight")
+    return {part: stem + part for part in PARTS if stem + part in names}
 
 
 def find_key(names: Collection[str], role: str, *, where: object) -> str | None:
@@ -104,6 +122,7 @@ def find_keys(
     Raises:
         HarnessError: a name is missing or ambiguous.
     """
+    names = {logical_name(name) for name in names}
     found = {role: find_key(names, role, where=where) for role in EXACT}
     for role in ("embed", "norm"):
         if found[role] is None:
@@ -122,5 +141,5 @@ def find_keys(
         )
     prefix = embed.removesuffix("embed_tokens.weight") + f"layers.{num_hidden_layers - 1}."
     layer = {name: prefix + name for name in LLAMA_LAYER}
-    complete = all(name in names for name in layer.values())
+    complete = all(name in names for name in layer.values()) and prefix + SANDWICHED not in names
     return WeightKeys(embed, norm, found["lm_head"], layer if complete else None)

@@ -21,7 +21,8 @@ from eagle3.errors import HarnessError
 from eagle3.machine import keep_freed_memory
 from eagle3.seeding import seed_of
 from eagle3.tracking import flatten
-from eagle3.verifier import HeadConfig, VerifierHead, VerifierSpec, read_head, write_head
+from eagle3.verifier import HeadConfig, VerifierSpec
+from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.vocab import (
     DraftVocabulary,
     VocabSettings,

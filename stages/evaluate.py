@@ -19,7 +19,8 @@ from eagle3.machine import keep_freed_memory
 from eagle3.real_decoding import exact_decoding, spread_prompts, timed_decoding
 from eagle3.replay import replay
 from eagle3.tracking import flatten
-from eagle3.verifier import VerifierSpec, read_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import read_head
 from eagle3.workspace import write_json
 from stages.runner import Stage, run_stage
 
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(EvaluateSettings, "evaluate")
-    spec, head = VerifierSpec.open(args.verifier), read_head(args.head)
+    spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
+    head = read_head(args.head)
     subject = Subject(spec, head, args.checkpoint, stage.run.device)
     states = StatesDataset.open(args.states)
     check_states(states, subject, settings.k)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from eagle3.export import export
-from eagle3.verifier import read_head
+from eagle3.verifier_head import read_head
 from eagle3.workspace import digest_file, publish
 from stages.runner import Stage, run_stage
 

@@ -12,7 +12,8 @@ from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.extraction.run import extract
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import read_splits
-from eagle3.verifier import VerifierSpec, decoder_of, load_model
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import decoder_of, load_model
 from eagle3.workspace import digest_file, publish
 from stages.runner import Stage, run_stage
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(ExtractSettings, "extract")
-    spec = VerifierSpec.open(args.verifier)
+    spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
     layers = choose_layers(settings.aux_layers, spec.num_hidden_layers, where="extract")
     splits = read_splits(
         args.responses, vocab_size=spec.vocab_size, max_length=spec.max_position_embeddings

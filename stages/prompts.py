@@ -51,10 +51,11 @@ def _training(
 
         from eagle3.generation import load_for_generation
         from eagle3.self_written import write_prompts as write
-        from eagle3.verifier import VerifierSpec, load_tokenizer
+        from eagle3.verifier import VerifierSpec
+        from eagle3.verifier_model import load_tokenizer
 
         assert settings.writing is not None and settings.count is not None
-        spec = VerifierSpec.open(verifier)
+        spec = VerifierSpec.open(verifier, trust_remote_code=stage.run.trust_remote_code)
         return write(
             load_for_generation(spec, torch.bfloat16, stage.run.device),
             load_tokenizer(spec),

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(RegenerateSettings, args.section)
-    spec = VerifierSpec.open(args.verifier)
+    spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
     files = {split: args.prompts / f"{split}.jsonl" for split in settings.splits}
     prompts = {str(split): read_prompts(path) for split, path in files.items()}
     key = {

@@ -42,11 +42,14 @@ class RunSettings(Settings):
     """How every stage runs.
 
     `threads` is pinned because sums on another number of threads round differently.
+    `trust_remote_code` runs Python files that come with a verifier, where its model or tokenizer is
+    not one of transformers' own.
     """
 
     threads: int = Field(ge=1)
     seed: int = Field(ge=0)
     device: str
+    trust_remote_code: bool = False
 
 
 class Stage:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from eagle3.sibling import SiblingSettings, make_sibling
-from eagle3.verifier import VerifierSpec, write_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import write_head
 from eagle3.workspace import publish
 from stages.runner import Stage, run_stage
 

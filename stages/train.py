@@ -11,7 +11,7 @@ import torch
 from eagle3.arm import ArmSettings, arm_settings, init_digest, open_states, train_arm
 from eagle3.machine import keep_freed_memory
 from eagle3.tracking import flatten
-from eagle3.verifier import read_head
+from eagle3.verifier_head import read_head
 from eagle3.vocab import read_vocabulary
 from eagle3.workspace import digest_file, publish, write_atomically
 from stages.params import read_params, section_values

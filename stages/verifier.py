@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 from eagle3.packaged import fetch
-from eagle3.verifier import VerifierSpec, link_verifier, write_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_files import link_verifier
+from eagle3.verifier_head import write_head
 from eagle3.verifier_source import VerifierSettings, convert_gguf
 from eagle3.workspace import publish
 from stages.fitting import check_fits

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from eagle3.errors import HarnessError
 from eagle3.responses import Response, read_splits
-from eagle3.verifier import VerifierSpec, load_tokenizer
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_tokenizer
 from eagle3.vocab import (
     DraftVocabulary,
     VocabSettings,
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(VocabSettings, args.section)
-    spec = VerifierSpec.open(args.verifier)
+    spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
     splits = read_splits(args.responses, vocab_size=spec.vocab_size)
     if "train" not in splits:
         raise HarnessError("no training responses", where=args.responses, rule="train.jsonl")

@@ -9,7 +9,8 @@ import pytest
 
 from eagle3.chat import encode_conversation, encode_prompt, encode_text, user_opening
 from eagle3.errors import HarnessError
-from eagle3.verifier import VerifierSpec, load_tokenizer
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_tokenizer
 
 # As SmolLM2's: a system prompt of its own where none is given.
 DEFAULT_SYSTEM = (

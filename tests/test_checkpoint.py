@@ -14,7 +14,8 @@ from eagle3.errors import HarnessError
 from eagle3.export import export, probe
 from eagle3.formats.eagle import read_eagle_config, sglang_layer_ids
 from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
-from eagle3.verifier import HeadConfig, VerifierHead
+from eagle3.verifier import HeadConfig
+from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 
 V, H, HEADS, KV, E, F = 30, 16, 4, 2, 4, 24

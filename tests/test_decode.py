@@ -17,7 +17,8 @@ from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import DraftCache, Drafter, DrafterConfig
 from eagle3.packed_linear import pack_linears
 from eagle3.replay import replay
-from eagle3.verifier import VerifierSpec, load_model
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_model
 
 AUX = (0, 2, 3)
 PROMPTS = [[1, 40, 77, 300, 12, 9], [5, 6, 7], list(range(20, 60))]

@@ -26,7 +26,8 @@ from eagle3.exactness import first_difference
 from eagle3.real_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
 from eagle3.replay import replay
 from eagle3.timing import Run, measure
-from eagle3.verifier import VerifierSpec, read_head, write_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import read_head, write_head
 
 AUX, TOKENS, TAIL = (0, 2, 3), 24, 8
 

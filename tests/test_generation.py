@@ -16,7 +16,8 @@ from eagle3.generation import Request, check_fit, generate, waves
 from eagle3.prompts import Prompt, from_user
 from eagle3.regenerate import RegenerateSettings, regenerate
 from eagle3.sampling import Sampling, choose
-from eagle3.verifier import VerifierSpec, load_model, load_tokenizer
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_model, load_tokenizer
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -30,7 +30,8 @@ from eagle3.sampling import Sampling
 from eagle3.self_written import Kind, Writing
 from eagle3.self_written import write_prompts as self_write
 from eagle3.settings import read_settings
-from eagle3.verifier import VerifierSpec, load_model, load_tokenizer
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_model, load_tokenizer
 from eagle3.workspace import digest_file
 
 OPENAI = {"messages": [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi?"}]}

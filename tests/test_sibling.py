@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from eagle3.sibling import SiblingSettings, make_sibling, round_weight
-from eagle3.verifier import VerifierSpec, load_model
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import load_model
 
 
 def test_rounding_by_hand() -> None:

@@ -13,15 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import HarnessError
-from eagle3.verifier import (
-    VerifierSpec,
-    decoder_of,
-    link_verifier,
-    load_model,
-    load_tokenizer,
-    read_head,
-    write_head,
-)
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_files import link_verifier
+from eagle3.verifier_head import read_head, write_head
+from eagle3.verifier_model import decoder_of, load_model, load_tokenizer
 from eagle3.weight_keys import find_keys
 
 FLAT = {

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from eagle3.extraction.base import EngineIdentity, States
+from eagle3.logits import finish_logits
 
 # Logits in fp32 at one time: by the matrix product, and by the sums over them. On the CPU the first
 # is small enough for the allocator to use the same memory again (fresh pages would cost more than
@@ -106,11 +107,9 @@ class TransformersEngine:
         sum_rows = max(1, _SUM_BYTES // row_bytes) if on_cpu else product_rows
         top1s, lses = [], []
         for chunk_NH in final_NH.split(product_rows):
-            logits_NV = self._lm_head(chunk_NH)
-            if self._logit_scale != 1.0:
-                logits_NV = logits_NV * self._logit_scale
-            if self._logit_softcap is not None:
-                logits_NV = torch.tanh(logits_NV / self._logit_softcap) * self._logit_softcap
+            logits_NV = finish_logits(
+                self._lm_head(chunk_NH), scale=self._logit_scale, softcap=self._logit_softcap
+            )
             for part_NV in logits_NV.split(sum_rows):
                 wide_NV = part_NV.float()
                 best_N, top1_N = wide_NV.max(-1)

@@ -24,7 +24,8 @@ from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.extraction.run import extract, plan_batches
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import Response, read_splits
-from eagle3.verifier import VerifierSpec, decoder_of, load_model
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import decoder_of, load_model
 
 
 @dataclass

@@ -1,0 +1,141 @@
+"""A verifier's config.json, nested or flat, as the few values that the harness needs.
+
+The only place that unwraps nested configurations. What a configuration leaves out is filled in by
+transformers' class for its model type, as it would be for the loaded model. Opens no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from eagle3.errors import HarnessError
+from eagle3.workspace import digest
+
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+# Families whose RMSNorm multiplies by (1 + w), and those that scale embeddings by sqrt(H).
+OFFSET_NORMS = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "vaultgemma"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+)
+SQRT_EMBEDDINGS = (
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),
+    *("recurrent_gemma", "vaultgemma"),
+)
+SIZES = (
+    *("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"),
+    *("num_attention_heads", "max_position_embeddings"),
+)
+QUANTISED = ("quantization_config", "compression_config")
+VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's own part, however deep it lies."""
+    for name in NESTED:
+        if isinstance(config.get(name), Mapping):
+            return text_config(config[name])
+    return config
+
+
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the checkpoint's weights are quantised: beside the language model's values or above."""
+    for holder in (config, text_config(config)):
+        for name in QUANTISED:
+            if isinstance(holder.get(name), Mapping):
+                return holder[name]
+    return {}
+
+
+def is_tied(config: Mapping[str, Any]) -> bool | None:
+    """What a configuration says of tied embeddings, if anything."""
+    return text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
+
+
+def flat_config(
+    config: Mapping[str, Any], generation: Mapping[str, Any], *, where: object
+) -> dict[str, Any]:
+    """config.json and generation_config.json as the fields of `HeadConfig`, all but `verifier`.
+
+    Raises:
+        HarnessError: a size is missing or no whole number.
+    """
+    text = _complete(text_config(config))
+    sizes = {name: _size(text, name, where) for name in SIZES}
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    # Latent attention (DeepSeek): the size that a plain attention of the same shape would have.
+    head_dim = text.get("v_head_dim") if "kv_lora_rank" in text else text.get("head_dim")
+    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    if "full_attention" in rope:  # one entry for each kind of layer
+        rope = dict(rope["full_attention"])
+    theta = rope.pop("rope_theta", None) or text.get("rope_theta") or 10000.0
+    plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+    kind = str(text.get("model_type") or config.get("model_type") or "")
+    if not kind:
+        raise HarnessError(
+            "the verifier's configuration lacks a key", where=where, rule="model_type"
+        )
+    eos: list[int] = []
+    for holder in (text, config, generation):
+        value = holder.get("eos_token_id")
+        eos += value if isinstance(value, list) else [] if value is None else [value]
+    embed_scale = math.sqrt(hidden) if kind in SQRT_EMBEDDINGS else 1.0
+    logit_scale = text.get("logit_scale") or text.get("lm_head_multiplier") or 1.0
+    if text.get("logits_scaling"):  # Granite divides, HyperCLOVA X multiplies
+        scaling = float(text["logits_scaling"])
+        logit_scale = scaling if kind.startswith("hyperclovax") else 1.0 / scaling
+    softcap = text.get("final_logit_softcapping")
+    return sizes | {
+        "config_hash": digest({k: v for k, v in config.items() if k not in VOLATILE})[:16],
+        "model_type": kind,
+        "num_key_value_heads": text.get("num_key_value_heads") or heads,
+        "head_dim": head_dim or hidden // heads,
+        "hidden_act": text.get("hidden_act") or text.get("hidden_activation") or "silu",
+        "rms_norm_eps": float(text.get("rms_norm_eps") or text.get("layer_norm_eps") or 1e-6),
+        "rope_theta": float(theta),
+        "rope_scaling": None if plain else rope,
+        "bos_token_id": text.get("bos_token_id", config.get("bos_token_id")),
+        "eos_token_ids": sorted(set(eos)),
+        "norm_offset": 1.0 if kind in OFFSET_NORMS else 0.0,
+        "embed_scale": float(text.get("embedding_multiplier") or embed_scale),
+        "logit_scale": float(logit_scale),
+        "logit_softcap": None if softcap is None else float(softcap),
+    }
+
+
+def _size(text: Mapping[str, Any], name: str, where: object) -> int:
+    value = text.get(name)
+    if value is None:
+        raise HarnessError("the verifier's configuration lacks a key", where=where, rule=name)
+    if type(value) is not int or value < 1:
+        raise HarnessError(
+            "the verifier's configuration cannot be used",
+            where=f"{where}, {name}",
+            rule="a whole number above 0",
+            got=repr(value),
+        )
+    return value
+
+
+def _complete(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration with the defaults of its model type where it leaves something out.
+
+    Published Gemma 3 folders, for one, name neither their vocabulary nor their head size.
+    """
+    if all(text.get(name) is not None for name in (*SIZES, "head_dim")) or "kv_lora_rank" in text:
+        return text
+    from transformers import CONFIG_MAPPING
+
+    kind = str(text.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return text
+    try:
+        known = CONFIG_MAPPING[kind](**text).to_dict()
+    except Exception:  # a value of a kind that transformers refuses: ours to name, by key
+        return text
+    return {**{k: v for k, v in known.items() if v is not None}, **_given(text)}
+
+
+def _given(text: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in text.items() if value is not None}

@@ -1,0 +1,92 @@
+"""The part of a verifier that training uses: embedding, last norm, output matrix, last layer.
+
+One small file that is written once; training never opens the verifier. Knows nothing of drafters.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3.errors import HarnessError
+from eagle3.reading import open_tensors
+from eagle3.settings import read_settings
+from eagle3.verifier import HeadConfig, VerifierSpec
+
+
+@dataclass(frozen=True)
+class VerifierHead:
+    """The part of a verifier that training uses.
+
+    Attributes:
+        embed: [V, H], not scaled by `config.embed_scale`.
+        norm: [H], without `config.norm_offset`.
+        lm_head: [V, H].
+        layer: weights of the last decoder layer by Hugging Face Llama name
+            (`self_attn.q_proj.weight`, ...), None for verifiers whose layers are not Llama-like.
+    """
+
+    config: HeadConfig
+    embed: Tensor
+    norm: Tensor
+    lm_head: Tensor
+    layer: dict[str, Tensor] | None
+
+
+def write_head(spec: VerifierSpec, path: Path) -> None:
+    """Writes embed, norm, lm_head and the last Llama-like layer in the verifier's dtype.
+
+    Raises:
+        HarnessError: a weight is missing, ambiguous, or of a shape that the configuration denies.
+    """
+    keys = spec.keys
+    stored = spec.tensors(keys.all)
+    head = {"embed": stored[keys.embed], "norm": stored[keys.norm]}
+    # A copy where the output is tied: every reader finds all three.
+    head["lm_head"] = stored[keys.lm_head] if keys.lm_head else head["embed"].clone()
+    rows, hidden = spec.vocab_size, spec.hidden_size
+    for role, shape in (("embed", [rows, hidden]), ("norm", [hidden]), ("lm_head", [rows, hidden])):
+        if list(head[role].shape) != shape:
+            raise HarnessError(
+                f"the verifier's {role} weight does not fit its configuration",
+                where=f"{spec.source}: {keys.lm_head if role == 'lm_head' else role}",
+                rule=f"shape {shape}",
+                got=list(head[role].shape),
+            )
+    for name, key in (keys.layer or {}).items():
+        head[f"layer.{name}"] = stored[key]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    metadata = {"config": spec.head_config.model_dump_json()}
+    save_file({name: tensor.contiguous() for name, tensor in head.items()}, part, metadata)
+    part.chmod(0o644)
+    part.replace(path)
+
+
+def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
+    """Opens a head file, memory-mapped; converted to `dtype` where one is given.
+
+    Raises:
+        HarnessError: no such file, or not a head file.
+    """
+    if not path.is_file():
+        raise HarnessError("the verifier head is missing", where=path, fix="run the verifier stage")
+    with open_tensors(path, fix="run the verifier stage again") as file:
+        metadata = file.metadata() or {}
+        if "config" not in metadata:
+            raise HarnessError("not a verifier head file", where=path, rule="metadata key config")
+        tensors = {name: file.get_tensor(name).to(dtype=dtype) for name in file.keys()}  # noqa: SIM118
+    config = read_settings(HeadConfig, json.loads(metadata["config"]), where=str(path))
+    layer = {
+        name.removeprefix("layer."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("layer.")
+    }
+    return VerifierHead(
+        config, tensors["embed"], tensors["norm"], tensors["lm_head"], layer or None
+    )
