@@ -6,36 +6,65 @@ where messages come from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from eagle3.errors import HarnessError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 # Stands where a user would begin to write; no template or tokenizer gives it a meaning.
 MARK = "\u241fuser text\u241f"
+THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
-def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+@dataclass(frozen=True)
+class Sample:
+    """Token ids as a served verifier reads and writes them.
+
+    Attributes:
+        runs: half-open runs [start, end) of supervised tokens, ascending.
+    """
+
+    token_ids: list[int]
+    runs: list[tuple[int, int]]
+
+
+def encode_prompt(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None = None
+) -> list[int]:
     """Token ids of a conversation up to where the assistant begins to answer."""
-    return _encode(tokenizer, messages, generation_prompt=True)
+    return _encode(tokenizer, messages, tools, generation_prompt=True)
 
 
 def encode_conversation(
-    tokenizer: Any, messages: Sequence[Message], eos_token_ids: Sequence[int]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Token ids of a conversation with its answers, and which of them are supervised.
+    tokenizer: Any,
+    messages: Sequence[Message],
+    eos_token_ids: Sequence[int],
+    tools: Sequence[Any] | None = None,
+) -> list[Sample]:
+    """A conversation with its answers as samples: what each answer was given when it was served.
 
-    An assistant turn is supervised from the first token after its generation prompt to its
-    end-of-sequence token, included. A turn that the template rewrites when more turns follow
-    (reasoning models drop earlier thoughts) is context only: served models never produced it so.
+    Every assistant turn is rendered twice: as the prompt that a server would make of the turns
+    before it, and with its answer. It is supervised from the first token after the prompt to its
+    end-of-sequence token, included; what the template puts after that is left out of the last turn.
+    Turns share a sample as long as each prompt begins with all that was supervised before. A
+    template that rewrites earlier turns (reasoning models drop earlier thoughts) starts a new
+    sample there, in which the rewritten turns are context only: so they are when serving.
+
+    Args:
+        messages: OpenAI form; whatever the template reads besides `role` and `content`
+            (`tool_calls`, `reasoning_content`) is handed to it.
+        tools: as the template takes them.
 
     Returns:
-        ids, and half-open runs [start, end) of supervised tokens.
+        One sample, or more for a template that rewrites, in the order of their last turns.
 
     Raises:
-        HarnessError: the last turn is not the assistant's, or the template does not put it where
-            generation would begin.
+        HarnessError: the last turn is not the assistant's; or the template does not put an answer
+            where generation would begin, drops its thought, or ends it without a token that ends
+            generation.
     """
     if not messages or messages[-1]["role"] != "assistant":
         raise HarnessError(
@@ -43,24 +72,75 @@ def encode_conversation(
             rule="the last message has role assistant",
             got=messages[-1]["role"] if messages else "no messages",
         )
-    token_ids = _encode(tokenizer, messages, generation_prompt=False)
-    runs = []
+    samples: list[Sample] = []
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _encode(tokenizer, messages[:turn], generation_prompt=True)
-        after = _encode(tokenizer, messages[: turn + 1], generation_prompt=False)
-        if token_ids[: len(before)] == before and token_ids[: len(after)] == after:
-            start, end = len(before), len(after)
-            stops = [i for i in range(start, end) if token_ids[i] in eos_token_ids]
-            runs.append((start, stops[0] + 1 if stops else end))
-        elif turn == len(messages) - 1:
-            raise HarnessError(
-                "the chat template does not put an answer where generation would begin",
-                rule="rendering with the answer begins with the generation prompt",
-                fix="regenerate the answers instead of using the given ones",
-            )
-    return token_ids, runs
+        prompt = encode_prompt(tokenizer, messages[:turn], tools)
+        whole = _encode(tokenizer, messages[: turn + 1], tools, generation_prompt=False)
+        end = _answer_end(tokenizer, prompt, whole, eos_token_ids, turn)
+        _check_thought(tokenizer, message, whole[len(prompt) : end], turn)
+        run = (len(prompt), end)
+        if samples and prompt[: len(samples[-1].token_ids)] == samples[-1].token_ids:
+            samples[-1] = Sample(whole[:end], [*samples[-1].runs, run])
+        else:
+            samples.append(Sample(whole[:end], [run]))
+    return samples
+
+
+def _answer_end(
+    tokenizer: Any,
+    prompt: Sequence[int],
+    whole: Sequence[int],
+    eos_token_ids: Sequence[int],
+    turn: int,
+) -> int:
+    """Index after an answer's end-of-sequence token."""
+    if whole[: len(prompt)] != prompt:
+        same = next(
+            (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b),
+            min(len(prompt), len(whole)),
+        )
+        raise HarnessError(
+            "the chat template does not put an answer where generation would begin",
+            where=f"message {turn}, token {same}",
+            rule=f"rendering with the answer begins as the prompt does, here with "
+            f"{tokenizer.decode(prompt[same:])!r}",
+            got=repr(tokenizer.decode(whole[same : same + 16])),
+            fix="regenerate the answers instead of using the given ones",
+        )
+    stops = [i for i in range(len(prompt), len(whole)) if whole[i] in eos_token_ids]
+    if not stops:
+        raise HarnessError(
+            "the chat template ends an answer without a token that ends generation",
+            where=f"message {turn}",
+            rule=f"one of {tokenizer.convert_ids_to_tokens(list(eos_token_ids))}",
+            got=repr(tokenizer.decode(whole[-4:])),
+            fix="name the template's end-of-turn token in eos_token_id of generation_config.json",
+        )
+    return stops[0] + 1
+
+
+def _check_thought(tokenizer: Any, message: Message, answer: Sequence[int], turn: int) -> None:
+    """Refuses a template that drops the thought of the very answer that is supervised."""
+    inline = THOUGHT.search(message.get("content") or "")
+    thought = message.get("reasoning_content") or (inline[1] if inline else "")
+    if thought.strip() and thought.strip() not in tokenizer.decode(answer):
+        raise HarnessError(
+            "the chat template drops an answer's own thought, which a served verifier writes",
+            where=f"message {turn}",
+            rule=f"the rendering of the last turn holds {thought.strip()[:60]!r}",
+            got=repr(tokenizer.decode(answer)[:60]),
+            fix="regenerate the answers instead of using the given ones",
+        )
+
+
+def generation_opening(tokenizer: Any) -> list[int]:
+    """The token ids that the template adds where the assistant begins to answer."""
+    messages = [{"role": "user", "content": MARK}]
+    plain = _encode(tokenizer, messages, None, generation_prompt=False)
+    prompt = encode_prompt(tokenizer, messages)
+    return prompt[len(plain) :] if prompt[: len(plain)] == plain else []
 
 
 def user_opening(tokenizer: Any, system: str | None) -> tuple[str, str]:
@@ -87,10 +167,17 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _encode(tokenizer: Any, messages: Sequence[Message], *, generation_prompt: bool) -> list[int]:
+def _encode(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    *,
+    generation_prompt: bool,
+) -> list[int]:
     return list(
         tokenizer.apply_chat_template(
             [dict(message) for message in messages],
+            tools=tools and list(tools),
             add_generation_prompt=generation_prompt,
             tokenize=True,
             return_dict=False,

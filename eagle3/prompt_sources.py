@@ -64,7 +64,7 @@ class TestPrompts(Settings):
 
     def _prompt(self, record: object) -> Prompt:
         if self.key is None:
-            return Prompt(parse(record, self.name).question().messages, self.name)
+            return parse(record, self.name).question()
         value = record.get(self.key) if isinstance(record, Mapping) else None
         if isinstance(value, list) and value:
             value = value[0]

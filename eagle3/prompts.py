@@ -11,7 +11,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,51 @@ SHAREGPT_ROLES = {
     "assistant": "assistant",
 }
 ROLES = ("system", "user", "assistant", "tool")
+# What a turn may hold besides role and content, for the chat template to read.
+TURN_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Messages with their source: a benchmark's name, or where a training prompt came from."""
+    """Messages with their source: a benchmark's name, or where a training prompt came from.
+
+    Attributes:
+        messages: role and text of each turn.
+        further: JSON of what each turn holds besides (`TURN_KEYS`), "" for nothing; () where no
+            turn holds anything.
+        tools: JSON of the tools on offer, "" for none.
+    """
 
     messages: tuple[tuple[str, str], ...]
     source: str
+    further: tuple[str, ...] = ()
+    tools: str = ""
 
     @property
     def id(self) -> str:
         """16 hex digits of the content's SHA-256."""
-        text = json.dumps(self.as_messages(), sort_keys=True, ensure_ascii=False)
+        text = json.dumps(self.as_messages(), sort_keys=True, ensure_ascii=False) + self.tools
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def as_messages(self) -> list[dict[str, str]]:
+    def as_messages(self) -> list[dict[str, Any]]:
         """OpenAI form."""
-        return [{"role": role, "content": content} for role, content in self.messages]
+        plain = [{"role": role, "content": content} for role, content in self.messages]
+        more = self.further or ("",) * len(plain)
+        return [turn | (json.loads(m) if m else {}) for turn, m in zip(plain, more, strict=True)]
+
+    def as_tools(self) -> list[Any] | None:
+        """The tools on offer, as chat templates take them."""
+        return json.loads(self.tools) if self.tools else None
 
     def question(self) -> Prompt:
         """The messages up to the last user turn."""
         last = max(i for i, (role, _) in enumerate(self.messages) if role == "user")
-        return Prompt(self.messages[: last + 1], self.source)
+        further = self.further[: last + 1]
+        return replace(
+            self,
+            messages=self.messages[: last + 1],
+            further=further if any(further) else (),
+        )
 
 
 def from_user(text: str, source: str) -> Prompt:
@@ -76,8 +98,13 @@ def parse(record: Any, source: str) -> Prompt:
         raise ValueError("turns are a list")
     if not isinstance(source, str):
         raise ValueError(f"source is a text, not {source!r}")
-    messages = []
+    tools = record.get("tools") or []
+    if not isinstance(tools, list):
+        raise ValueError("tools are a list")
+    messages, further = [], []
     for turn in turns:
+        if isinstance(turn, Mapping) and turn.get("tool_calls") and turn.get(text_key) is None:
+            turn = {**turn, text_key: ""}  # a call without words
         if not isinstance(turn, Mapping) or not isinstance(turn.get(text_key), str):
             raise ValueError(f"a turn has a text under {text_key}")
         if not isinstance(turn.get(role_key), str) or turn[role_key] not in roles:
@@ -88,9 +115,16 @@ def parse(record: Any, source: str) -> Prompt:
             # JSON can name half a character; no file can hold it.
             raise ValueError(f"a text is not Unicode: {error}") from None
         messages.append((roles[turn[role_key]], turn[text_key]))
+        more = {key: turn[key] for key in TURN_KEYS if turn.get(key)}
+        further.append(json.dumps(more, sort_keys=True, ensure_ascii=False) if more else "")
     if not any(role == "user" and text.strip() for role, text in messages):
         raise ValueError("no user turn with text in it")
-    return Prompt(tuple(messages), source)
+    return Prompt(
+        tuple(messages),
+        source,
+        tuple(further) if any(further) else (),
+        json.dumps(tools, sort_keys=True, ensure_ascii=False) if tools else "",
+    )
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -208,6 +242,7 @@ def write_prompts(path: Path, prompts: Iterable[Prompt], split: str) -> None:
             {
                 "id": prompt.id,
                 "messages": prompt.as_messages(),
+                **({"tools": tools} if (tools := prompt.as_tools()) else {}),
                 "source": prompt.source,
                 "split": split,
             },

