@@ -1,0 +1,255 @@
+"""What hidden states of other programs do not say of themselves: asked for, or read off the data.
+
+A wrong belief here trains against wrong targets without any error. So nothing is assumed: whether
+the final state went through the last norm is told by which reading predicts the sample's own next
+tokens, what the loss mask is aligned to by where the chat template's opening of an answer stands,
+and which layers the aux states come from has to be said.
+
+Shape suffixes: N rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from eagle3.drafter import rms_norm
+from eagle3.errors import HarnessError
+from eagle3.formats.foreign_states import ForeignFolder, RawSample
+from eagle3.logits import finish_logits
+from eagle3.settings import Settings
+from eagle3.verifier_head import VerifierHead
+
+log = logging.getLogger(__name__)
+
+NormState = Literal["pre_norm", "post_norm"]
+Alignment = Literal["token", "prediction"]
+PROBED_SAMPLES, PROBED_ROWS = 32, 256
+CLEAR_NATS = 0.1  # by which one reading has to predict better than the other
+UNIT_RMS = 0.02  # post-norm rows over the norm's weights have a mean square of 1, up to rounding
+CLEAR_SHARE = 0.9
+
+
+class Conventions(Settings):
+    """What people say of a folder; None is to be found, or asked for.
+
+    aux_layers: post-layer indices in stored order (k: the output of decoder layer k).
+    final_hidden: whether the final state went through the verifier's last norm.
+    mask_alignment: "token": the mask marks answer tokens; "prediction": the rows that predict one.
+    padding_rows: rows at either end whose states are all zero: refuse such a sample, or drop them.
+    """
+
+    aux_layers: list[int] | None = None
+    final_hidden: NormState | None = None
+    mask_alignment: Alignment | None = None
+    padding_rows: Literal["refuse", "drop"] = "refuse"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The same with nothing left open."""
+
+    aux_layers: tuple[int, ...]
+    final_hidden: NormState
+    mask_alignment: Alignment
+    padding_rows: Literal["refuse", "drop"]
+
+
+def settle(
+    folder: ForeignFolder, head: VerifierHead, said: Conventions, opening: Sequence[int] | None
+) -> Settled:
+    """Finds what was not said, checks what was, and logs both with their evidence.
+
+    Args:
+        opening: token ids with which the chat template opens an answer; None where the verifier's
+            tokenizer is not at hand.
+
+    Raises:
+        HarnessError: something has to be said, or the data deny what was said.
+    """
+    layers = check_layers(folder, said, folder.read(0), head)
+    count = min(PROBED_SAMPLES, len(folder.paths))
+    stride = max(1, len(folder.paths) // count)
+    samples = [folder.read(index * stride) for index in range(count)]
+    alignment = find_alignment(samples, said.mask_alignment, opening, folder)
+    masks = [token_mask(sample.loss_mask, alignment) for sample in samples]
+    norm = find_norm(samples, masks, head, said.final_hidden, folder)
+    return Settled(layers, norm, alignment, said.padding_rows)
+
+
+def check_layers(
+    folder: ForeignFolder, said: Conventions, sample: RawSample, head: VerifierHead
+) -> tuple[int, ...]:
+    """The layers that were named, checked against data and verifier."""
+    hidden, aux = sample.final.shape[-1], len(sample.aux)
+    if hidden != head.config.hidden_size:
+        raise HarnessError(
+            "hidden states of another verifier", where=folder.folder,
+            rule=f"hidden size {head.config.hidden_size}, of {head.config.verifier}", got=hidden,
+        )  # fmt: skip
+    layers = said.aux_layers
+    count = head.config.num_hidden_layers
+    if layers is None:
+        raise HarnessError(
+            "the data does not say which layers its aux states come from, and counting differs by "
+            "one between engines",
+            where=folder.folder,
+            rule=f"{aux} post-layer indices, k for the output of decoder layer k of 0 to "
+            f"{count - 1}",
+            got=folder.says,
+            fix="--aux-layers with the layers that the data was extracted with",
+        )
+    if len(layers) != aux or len(set(layers)) != aux or not all(0 <= k < count for k in layers):
+        raise HarnessError(
+            "the layers named do not fit the data or the verifier",
+            where=f"--aux-layers, {folder.folder}",
+            rule=f"{aux} different layers of 0 to {count - 1}", got=layers,
+        )  # fmt: skip
+    log.info("aux states: outputs of layers %s, as said (%s)", layers, folder.says)
+    return tuple(layers)
+
+
+def token_mask(stored: Tensor, alignment: Alignment) -> Tensor:
+    """bool [T]: the token is one that the verifier answered."""
+    mask = stored.bool()
+    if alignment == "token":
+        return mask
+    return torch.cat([torch.zeros_like(mask[:1]), mask[:-1]])
+
+
+def find_alignment(
+    samples: Sequence[RawSample],
+    said: Alignment | None,
+    opening: Sequence[int] | None,
+    folder: ForeignFolder,
+) -> Alignment:
+    """What masks are aligned to: an answer starts right after the template's opening of it."""
+    votes = {"token": 0, "prediction": 0}
+    seen = 0
+    if opening:
+        for sample in samples:
+            mask, ids = sample.loss_mask.bool(), sample.token_ids.tolist()
+            starts = (mask & ~torch.cat([torch.zeros_like(mask[:1]), mask[:-1]])).nonzero()[:, 0]
+            for start in starts.tolist():
+                seen += 1
+                for name, end in (("token", start), ("prediction", start + 1)):
+                    votes[name] += ids[max(0, end - len(opening)) : end] == list(opening)
+    shares = {name: count / max(seen, 1) for name, count in votes.items()}
+    evidence = f"{votes['token']} of {seen} runs start after the opening of an answer, "
+    evidence += f"{votes['prediction']} on its last token"
+    if said is not None:
+        other: Alignment = "prediction" if said == "token" else "token"
+        if shares[other] >= CLEAR_SHARE:
+            raise HarnessError(
+                "the data deny what was said of the loss mask", where=folder.folder,
+                rule=f"--mask-alignment {other}: {evidence}", got=said,
+            )  # fmt: skip
+        log.info("loss mask: aligned to the %s, as said", said)
+        return said
+    for name in ("token", "prediction"):
+        if shares[name] >= CLEAR_SHARE:
+            log.info("loss mask: aligned to the %s (%s)", name, evidence)
+            return "token" if name == "token" else "prediction"
+    why = evidence if opening else "the verifier's tokenizer is not at hand"
+    raise HarnessError(
+        "what the loss mask is aligned to cannot be told from the data",
+        where=folder.folder,
+        rule="token (it marks answer tokens) or prediction (the rows that predict one)",
+        got=why,
+        fix="--mask-alignment token or --mask-alignment prediction",
+    )
+
+
+@torch.no_grad()
+def next_token_losses(
+    samples: Sequence[RawSample], masks: Sequence[Tensor], head: VerifierHead
+) -> tuple[dict[str, float], float, int]:
+    """How well the stored final states predict the sample's own next tokens.
+
+    Args:
+        masks: bool [T] each, answer tokens.
+
+    Returns:
+        Mean negative log-likelihood in nats if read as "pre_norm" and as "post_norm"; the median
+        over rows of the mean square of state / norm weight; and the number of rows.
+    """
+    finals, nexts = [], []
+    each = -(-PROBED_ROWS // len(samples))
+    for sample, mask in zip(samples, masks, strict=True):
+        rows = (mask[1:].nonzero()[:, 0])[:each]
+        finals.append(sample.final[rows])
+        nexts.append(sample.token_ids[rows + 1].long())
+    final_NH, next_N = torch.cat(finals).float(), torch.cat(nexts)
+    if not len(next_N):
+        raise HarnessError("no supervised token in the first samples", rule="a loss mask with ones")
+    weight_H = head.norm.float() + head.config.norm_offset
+    readings = {
+        "pre_norm": rms_norm(final_NH, weight_H, head.config.rms_norm_eps),
+        "post_norm": final_NH,
+    }
+    losses = {}
+    for name, states_NH in readings.items():
+        logits_NV = finish_logits(
+            (states_NH.to(head.lm_head.dtype) @ head.lm_head.T).float(),
+            scale=head.config.logit_scale,
+            softcap=head.config.logit_softcap,
+        )
+        losses[name] = torch.nn.functional.cross_entropy(logits_NV, next_N).item()
+    safe_H = torch.where(weight_H.abs() < 1e-6, torch.ones_like(weight_H), weight_H)
+    squares_N = (final_NH / safe_H).square().mean(-1)
+    return losses, float(squares_N.median()), len(next_N)
+
+
+def find_norm(
+    samples: Sequence[RawSample],
+    masks: Sequence[Tensor],
+    head: VerifierHead,
+    said: NormState | None,
+    folder: ForeignFolder,
+) -> NormState:
+    """Whether final states went through the last norm, by which reading predicts the tokens."""
+    losses, square, rows = next_token_losses(samples, masks, head)
+    pre, post = losses["pre_norm"], losses["post_norm"]
+    evidence = (
+        f"next-token loss {pre:.3f} nats read as pre_norm, {post:.3f} as post_norm, over {rows} "
+        f"rows; mean square over the norm's weights {square:.3f} (1 after the norm)"
+    )
+    uniform = math.log(head.config.vocab_size)
+    if min(pre, post) > uniform:
+        raise HarnessError(
+            "the final states do not predict the tokens that they stand at, however they are read",
+            where=folder.folder,
+            rule=f"a next-token loss below that of a blind guess, {uniform:.3f} nats",
+            got=evidence,
+            fix="another verifier, another order of states, or rows that are shifted: check how "
+            "the data was extracted",
+        )
+    better: NormState = "pre_norm" if pre < post else "post_norm"
+    unit = abs(square - 1.0) < UNIT_RMS
+    clear = abs(pre - post) >= CLEAR_NATS
+    if said is not None:
+        if clear and better != said:
+            raise HarnessError(
+                "the data deny what was said of the final states", where=folder.folder,
+                rule=f"--final-hidden {better}: {evidence}", got=said,
+            )  # fmt: skip
+        log.info("final states: %s, as said (%s)", said, evidence)
+        return said
+    if not clear and not unit:
+        raise HarnessError(
+            "whether the final states went through the last norm cannot be told from the data",
+            where=folder.folder,
+            rule=f"readings that differ by {CLEAR_NATS} nats or more",
+            got=evidence,
+            fix="--final-hidden pre_norm (vLLM, speculators' workers) or post_norm (SGLang, "
+            "transformers, SpecForge)",
+        )
+    found: NormState = better if clear else "post_norm"
+    log.info("final states: %s, found from the data (%s)", found, evidence)
+    return found

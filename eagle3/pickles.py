@@ -1,0 +1,58 @@
+"""Tensors out of files that `torch.save` wrote, without running anything that is in them.
+
+Only tensors and plain containers are let through, and tensor data is mapped, not read.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3.errors import HarnessError
+
+
+def load_pickled(path: Path) -> dict[str, Any]:
+    """A dictionary of tensors and plain values.
+
+    Raises:
+        HarnessError: missing, damaged, holds anything else than tensors and plain containers (such
+            a file could run code when opened), or no dictionary.
+    """
+    try:
+        value = _load(path)
+    except pickle.UnpicklingError as error:
+        raise HarnessError(
+            "a file holds more than tensors, and opening it could run code",
+            where=path,
+            rule="tensors, numbers and texts in lists and dictionaries (torch.load, weights_only)",
+            got=str(error).strip().split("\n")[0][:200],
+            fix="save its tensors alone, with a program that you trust to open it",
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        size = f", {path.stat().st_size} bytes" if path.is_file() else ""
+        raise HarnessError(
+            "a file of tensors cannot be opened",
+            where=path,
+            rule="a whole file as torch.save writes it",
+            got=str(error).strip().split("\n")[0][:200] + size,
+            fix="write or copy it again, or remove it",
+        ) from None
+    if not isinstance(value, dict):
+        raise HarnessError(
+            "a file of tensors does not hold what belongs there",
+            where=path, rule="a dictionary by name", got=type(value).__name__,
+        )  # fmt: skip
+    return value
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        # The format of before torch 1.6, which cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True)
