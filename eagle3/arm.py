@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from pydantic import Field, PositiveInt, model_validator
 
-from eagle3.checkpoint import WEIGHTS, save_drafter
+from eagle3.checkpoint import save_drafter
 from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
+from eagle3.formats.published_tensors import weight_files
 from eagle3.initialise import from_checkpoint, head_rows, new_drafter
 from eagle3.loss import TargetHead
 from eagle3.settings import Settings, merged, read_settings
@@ -26,7 +27,7 @@ from eagle3.tracking import Tracker
 from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
-from eagle3.workspace import digest_file
+from eagle3.workspace import digest, digest_file
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ log = logging.getLogger(__name__)
 class ArmSettings(Settings):
     """One entry of `arms`.
 
-    init: verifier head file (from scratch) or checkpoint folder (finetune).
+    init: verifier head file (from scratch) or checkpoint folder (finetune): the pipeline's own or a
+        published one, in EAGLE's or speculators' layout.
+    init_layers: outputs of decoder layers that a published one was trained on, where its config
+        does not say or is wrong.
     states: folder with `train` and `dev` datasets.
     head, vocab: of the verifier that is learnt.
     tokens, epochs: training budget in packed rows, or in passes over the data; one of them.
@@ -42,6 +46,7 @@ class ArmSettings(Settings):
     """
 
     init: str
+    init_layers: list[int] | None = None
     states: str
     head: str
     vocab: str
@@ -118,7 +123,8 @@ def init_digest(init: Path) -> str:
     Raises:
         HarnessError: there is nothing at `init`.
     """
-    file = init / WEIGHTS if init.is_dir() else init
+    files = weight_files(init) if init.is_dir() else [init]
+    file = files[0]
     if not file.is_file():
         raise HarnessError(
             "nothing to start from",
@@ -126,11 +132,20 @@ def init_digest(init: Path) -> str:
             rule="a verifier head file (from scratch) or a checkpoint folder (finetune)",
             fix="correct the path, or run what makes it first",
         )
-    return digest_file(file)
+    return digest_file(file) if len(files) == 1 else digest([digest_file(one) for one in files])
 
 
-def first_drafter(init: Path, data: ArmData, settings: TrainSettings, seed: int) -> Drafter:
+def first_drafter(
+    init: Path,
+    data: ArmData,
+    settings: TrainSettings,
+    seed: int,
+    init_layers: Sequence[int] | None = None,
+) -> Drafter:
     """The drafter that training starts from.
+
+    Args:
+        init_layers: layers that the checkpoint at `init` was trained on, if its config is silent.
 
     Raises:
         HarnessError: it does not fit verifier, data or vocabulary.
@@ -138,7 +153,7 @@ def first_drafter(init: Path, data: ArmData, settings: TrainSettings, seed: int)
     layers = tuple(data.meta.aux_layers)
     if init.is_dir():
         log.info("finetuning from %s", init)
-        return from_checkpoint(init, data.head, data.vocabulary, layers)
+        return from_checkpoint(init, data.head, data.vocabulary, layers, init_layers)
     log.info("training from scratch (layer: %s)", settings.drafter.layer_init)
     return new_drafter(data.head, data.vocabulary, layers, settings.drafter, seed)
 
@@ -155,9 +170,10 @@ def train_arm(
     work: Path,
     tracker: Tracker,
     on_eval: OnEval | None = None,
+    init_layers: Sequence[int] | None = None,
 ) -> TrainResult:
     """Trains and leaves the best checkpoint by dev τ in `work/checkpoint`, weights in float32."""
-    drafter = first_drafter(init, data, settings, seed)
+    drafter = first_drafter(init, data, settings, seed, init_layers)
     result = train(
         drafter,
         data.as_train_data(),

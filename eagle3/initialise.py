@@ -6,6 +6,7 @@ Legend: D draft vocabulary, H hidden size.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,14 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from eagle3.checkpoint import embedding, fill, fits_verifier, read_checkpoint
+from eagle3.checkpoint import embedding, fill
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
+from eagle3.formats.eagle import SWITCHES
+from eagle3.formats.published import read_published
 from eagle3.seeding import generator
 from eagle3.settings import Settings
+from eagle3.verifier import HeadConfig
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 
@@ -102,18 +106,27 @@ def new_drafter(
 
 
 def from_checkpoint(
-    folder: Path, head: VerifierHead, vocabulary: DraftVocabulary, aux_layers: tuple[int, ...]
+    folder: Path,
+    head: VerifierHead,
+    vocabulary: DraftVocabulary,
+    aux_layers: tuple[int, ...],
+    drafter_layers: Sequence[int] | None = None,
 ) -> Drafter:
     """A drafter that goes on from another, for this verifier and draft vocabulary, float32.
 
-    Head rows move by token id; tokens that the other drafter did not have start from the
-    verifier's rows.
+    Its architecture is its config's own. Head rows move by token id; tokens that the other drafter
+    did not have start from the verifier's rows.
+
+    Args:
+        aux_layers: of the data.
+        drafter_layers: layers that it was trained on, where its config does not say so.
 
     Raises:
-        HarnessError: it does not fit the verifier, or was trained on other layers' states.
+        HarnessError: a kind that is not trained here, it does not fit the verifier, or it was
+            trained on other layers' states.
     """
-    config, tensors = read_checkpoint(folder)
-    fits_verifier(config, head.config, where=folder)
+    published = read_published(folder, head, aux_layers=drafter_layers)
+    config, tensors = published.config, published.tensors
     _same_vocabulary(vocabulary, head.config.vocab_size)
     if config.aux_layers != aux_layers:
         raise HarnessError(
@@ -121,8 +134,11 @@ def from_checkpoint(
             where=folder,
             rule=f"aux layers of the data: {list(aux_layers)}",
             got=f"of the drafter: {list(config.aux_layers)}",
-            fix="extract the drafter's layers (extract.aux_layers), or start from scratch",
+            fix="extract the drafter's layers (extract.aux_layers), start from scratch, or, if its "
+            "config is wrong, --drafter-aux-layers with what it was trained on",
         )
+    for note in (*published.notes, *differences(config, head.config)):
+        log.info("%s: %s", folder, note)
     old = _drafted(config, tensors, folder)
     place = torch.full((config.vocab_size,), -1)
     place[old] = torch.arange(len(old))
@@ -131,17 +147,42 @@ def from_checkpoint(
     rows = head_rows(head, vocabulary).float()
     rows[known] = tensors["lm_head.weight"][source[known]].float()
     log.info(
-        "draft vocabulary: %d of %d head rows come from %s, %d from the verifier",
+        "draft vocabulary: %d of %d head rows (%.1f%%) come from %s, %d (%.1f%%) from the "
+        "verifier; %d of its %d tokens are not drafted any more",
         int(known.sum()),
         len(vocabulary),
+        100 * float(known.float().mean()),
         folder,
         int((~known).sum()),
+        100 * float((~known).float().mean()),
+        len(old) - int(known.sum()),
+        len(old),
     )
     moved = {**tensors, "lm_head.weight": rows, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
     config = config.model_copy(update={"draft_vocab_size": len(vocabulary)})
     drafter = Drafter(config, embedding(head, torch.float32))
     fill(drafter, moved, where=folder)
     return drafter
+
+
+def differences(config: DrafterConfig, verifier: HeadConfig) -> list[str]:
+    """How a drafter is built otherwise than one from scratch for this verifier would be."""
+    plain = {
+        "intermediate_size": verifier.intermediate_size,
+        "num_attention_heads": verifier.num_attention_heads,
+        "num_key_value_heads": verifier.num_key_value_heads,
+        "head_dim": verifier.head_dim,
+        "rms_norm_eps": verifier.rms_norm_eps,
+        "rope_theta": verifier.rope_theta,
+        "rope_scaling": verifier.rope_scaling,
+        "max_position_embeddings": verifier.max_position_embeddings,
+        **dict.fromkeys(SWITCHES, False),
+    }
+    return [
+        f"{name} is {getattr(config, name)}, where one from scratch has {value}"
+        for name, value in plain.items()
+        if getattr(config, name) != value
+    ]
 
 
 def _drafted(config: DrafterConfig, tensors: dict[str, Tensor], folder: Path) -> Tensor:

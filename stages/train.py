@@ -62,6 +62,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             device=stage.run.device,
             work=work,
             tracker=tracker,
+            init_layers=arm.init_layers,
         )
         lines = [
             json.dumps({"metric": name, "step": step, "value": value})

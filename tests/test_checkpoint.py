@@ -141,10 +141,11 @@ def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("d2t", None, "tensor d2t does not fit"),
+        ("d2t", None, "does not say which tokens it is of[\\s\\S]*3 of 30 tokens"),
         ("d2t", torch.zeros(2, dtype=torch.int64), "tensor d2t does not fit"),
         ("d2t", torch.full((3,), 1000), "beyond the verifier's"),
-        ("lm_head.weight", None, "tensor lm_head.weight does not fit"),
+        ("d2t", torch.tensor([1, 3, 8]), "d2t and t2d disagree[\\s\\S]*2 of them in t2d"),
+        ("lm_head.weight", torch.zeros(2, 16), "tensor lm_head.weight does not fit"),
     ],
 )
 def test_a_draft_vocabulary_that_does_not_fit_is_refused(
