@@ -1,0 +1,93 @@
+"""States of every layer from an engine, for stored documents: what parity compares with.
+
+Any engine that extracts will do (`eagle3.extraction.base.StatesEngine`), as long as it was opened
+for `reference_layers`. Knows nothing of what is concluded.
+
+Legend: T tokens of a document, n aux layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from eagle3.dataset import Document
+from eagle3.extraction.base import States, StatesEngine
+from eagle3.extraction.run import plan_batches
+from eagle3.parity import EMBEDDINGS, Declared, Measured, Norm, Reference, measure
+from eagle3.verifier import VerifierHead
+
+BATCH_TOKENS = 1024
+TWICE = 4  # documents that the engine computes a second time, each alone, to measure its noise
+
+
+def reference_layers(num_hidden_layers: int) -> list[int]:
+    """Post-layer indices that an engine has to be opened for: all."""
+    return list(range(num_hidden_layers))
+
+
+def head_norm(head: VerifierHead) -> Norm:
+    """The verifier's last norm."""
+    weight = head.norm.float() + head.config.norm_offset
+    return Norm(weight_H=weight, eps=head.config.rms_norm_eps)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to `most` of `count` indices, evenly."""
+    return sorted({round(i) for i in torch.linspace(0, count - 1, min(most, count)).tolist()})
+
+
+def measured(
+    documents: Sequence[Document],
+    engine: StatesEngine,
+    head: VerifierHead,
+    declared: Declared,
+    *,
+    max_tokens: int,
+) -> Iterator[Measured]:
+    """Every document against the engine's states of it, one after another.
+
+    Args:
+        engine: opened for `reference_layers`.
+        max_tokens: of a document, from its start: states don't depend on what follows. A document
+            whose rows are not as many as its tokens is compared whole.
+    """
+    cut = [_cut(document, max_tokens) for document in documents]
+    norm = head_norm(head)
+    for batch in plan_batches([len(document.token_ids) for document in cut], BATCH_TOKENS):
+        states = engine.extract([cut[i].token_ids for i in batch])
+        for i, one in zip(batch, states, strict=True):
+            again = engine.extract([cut[i].token_ids])[0] if i < TWICE else None
+            yield measure(
+                cut[i].id,
+                cut[i].aux,
+                cut[i].final,
+                _reference(cut[i], one, engine, head, norm),
+                None if again is None else _reference(cut[i], again, engine, head, norm),
+                declared,
+                norm,
+            )
+
+
+def _reference(
+    document: Document, states: States, engine: StatesEngine, head: VerifierHead, norm: Norm
+) -> Reference:
+    embedded_TH = head.embed[document.token_ids.long()].to(states.aux_TnH.dtype)
+    embedded_TH = embedded_TH * head.config.embed_scale
+    pre_norm = engine.identity.final_hidden == "pre_norm"
+    return Reference(
+        layers=(EMBEDDINGS, *reference_layers(head.config.num_hidden_layers)),
+        outputs_TLH=torch.cat([embedded_TH[:, None], states.aux_TnH], dim=1),
+        post_TH=norm(states.final_TH) if pre_norm else states.final_TH,
+    )
+
+
+def _cut(document: Document, max_tokens: int) -> Document:
+    if len(document.final) != len(document.token_ids):
+        return document
+    rows = {
+        name: getattr(document, name)[:max_tokens]
+        for name in ("token_ids", "loss_mask", "aux", "final", "verifier_top1", "verifier_lse")
+    }
+    return Document(id=document.id, source=document.source, **rows)
