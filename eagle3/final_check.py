@@ -2,9 +2,9 @@
 
 No engine: each reading of the final state (before the last norm, after it, after it twice; at its
 token or a row beside) gives logits, and the right one predicts the next tokens best. What counts is
-how many it gets right: greedy tokens cost less loss under a distribution that is too sharp. Says
-nothing of the aux states. What the data says of itself (`verifier_top1`, `verifier_lse`) is held against
-the same logits.
+how many it gets right: greedy tokens cost less loss under a distribution that is too sharp. What
+the data says of itself (`verifier_top1`, `verifier_lse`) is held against the same logits. Says
+nothing of the aux states.
 
 Legend: N rows, H hidden size, V vocabulary, Q readings, F shifts.
 """

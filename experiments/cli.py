@@ -134,6 +134,37 @@ def train(
     )
 
 
+@app.command()
+def parity(
+    data_dir: Annotated[
+        Path, typer.Option(help="Hidden states: a data set folder, or one with train/ and dev/.")
+    ],
+    verifier_path: Annotated[
+        str, typer.Option(help="The verifier: a Hugging Face folder or hub id, or a head file.")
+    ],
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What will serve: computes the states again. Absent: data and head."),
+    ] = None,
+    documents: Annotated[int, typer.Option(help="Samples of each split.", min=1)] = 24,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a sample.", min=8)] = 256,
+    dtype: Annotated[str, typer.Option(help="In which the engine computes.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="For transformers.")] = "cpu",
+) -> None:
+    """Check by value that stored hidden states are what serving will see; name what differs."""
+    from experiments.parity_command import run
+
+    run(
+        data_dir=data_dir,
+        verifier_path=verifier_path,
+        engine=engine,
+        documents=documents,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=device,
+    )
+
+
 def main() -> None:
     """Entry point: a known mistake is a message and exit code 2."""
     try:

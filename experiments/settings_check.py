@@ -19,6 +19,7 @@ def models() -> dict[str, type[Settings]]:
     """The settings model of each section (of each entry in `arms`)."""
     from eagle3.arm import ArmSettings
     from eagle3.comparison import CompareSettings
+    from eagle3.contract import ParitySettings
     from eagle3.evaluate import EvaluateSettings
     from eagle3.extraction.base import ExtractSettings
     from eagle3.prompt_sources import PromptSettings
@@ -38,6 +39,7 @@ def models() -> dict[str, type[Settings]]:
         "regenerate": RegenerateSettings,
         "sibling_regenerate": RegenerateSettings,
         "extract": ExtractSettings,
+        "parity": ParitySettings,
         "vocab": VocabSettings,
         "sibling_vocab": VocabSettings,
         "train": TrainSettings,

@@ -25,6 +25,7 @@ SECTIONS = (
     "regenerate",
     "sibling_regenerate",
     "extract",
+    "parity",
     "vocab",
     "sibling_vocab",
     "train",

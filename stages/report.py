@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several("--timings", "speeds: ARM.timing.json ...")
     several("--curves", "training curves: ARM.curve.jsonl ...")
     parser.add_argument("--coverage", type=Path, help="of the draft vocabulary")
+    parser.add_argument("--parity", type=Path, help="verdict on the hidden states")
     several("--stages", "provenance: STAGE.json ...")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
@@ -34,6 +35,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         timings=args.timings,
         curves=args.curves,
         coverage=args.coverage,
+        parity=args.parity,
         provenance=args.stages,
     )
     write_atomically(args.out, render(data, settings))

@@ -10,6 +10,7 @@ import torch
 
 from eagle3.arm import ArmSettings, arm_settings, init_digest, open_states, train_arm
 from eagle3.machine import keep_freed_memory
+from eagle3.reading import read_object
 from eagle3.tracking import flatten
 from eagle3.verifier_head import read_head
 from eagle3.vocab import read_vocabulary
@@ -21,6 +22,7 @@ from stages.runner import Stage, run_stage
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", required=True, help="entry of `arms` in params.yaml")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--parity", type=Path, required=True, help="verdict on the states")
     parser.add_argument("--curve", type=Path, required=True, help="metrics by step, JSON lines")
 
 
@@ -29,6 +31,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     arm = stage.section(ArmSettings, f"arms.{args.arm}")
     shared = section_values(read_params(stage.params_path), "train", where=stage.params_path)
     settings = arm_settings(shared, arm.train, where=where)
+    parity = str(read_object(args.parity, fix="run the parity stage").get("words"))
+    stage.note("parity", parity)
     head = read_head(Path(arm.head))
     vocabulary = read_vocabulary(Path(arm.vocab), vocab_size=head.config.vocab_size)
     data = open_states(Path(arm.states), head, vocabulary)
@@ -47,7 +51,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         "torch": torch.__version__,
     }
     with stage.work(key) as work:
-        tracker = stage.tracker(f"train {args.arm}", {"arm": args.arm, "kind": "train"})
+        tracker = stage.tracker(
+            f"train {args.arm}", {"arm": args.arm, "kind": "train", "parity": parity}
+        )
         tracker.log_params(
             flatten({"arm": arm.model_dump(exclude={"train"}), **settings.model_dump()})
         )

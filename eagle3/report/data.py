@@ -24,6 +24,7 @@ class ReportData:
         comparison: what the compare stage wrote; None leaves out everything that compares.
         summaries, timings, curves: by arm.
         coverage: of the draft vocabulary, as the vocab stage wrote it.
+        parity: whether the hidden states are what serving sees, as the parity stage wrote it.
         provenance: by stage.
     """
 
@@ -32,6 +33,7 @@ class ReportData:
     timings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     coverage: Mapping[str, Any] | None = None
+    parity: Mapping[str, Any] | None = None
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,7 @@ def read_data(
     timings: Sequence[Path] = (),
     curves: Sequence[Path] = (),
     coverage: Path | None = None,
+    parity: Path | None = None,
     provenance: Sequence[Path] = (),
 ) -> ReportData:
     """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
@@ -85,6 +88,7 @@ def read_data(
         timings={_arm(path): _json(path) for path in _there(timings)},
         curves={_arm(path): read_curve(path) for path in _there(curves)},
         coverage=_json(coverage) if coverage and coverage.is_file() else None,
+        parity=_json(parity) if parity and parity.is_file() else None,
         provenance={path.stem: _json(path) for path in _there(provenance)},
     )
 

@@ -6,21 +6,13 @@ what the numbers mean is written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 
 from eagle3.report import charts, words
+from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
+from eagle3.report.section import Section
 from eagle3.report.summary import greedy_exact
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; the body is HTML."""
-
-    id: str
-    title: str
-    body: str
 
 
 def tones(data: ReportData) -> dict[str, int]:
@@ -337,7 +329,7 @@ def limits(data: ReportData) -> Section | None:
             "verifier with rounded weights, in the place of a related model with a published "
             "drafter."
         )
-    if not any("parity" in stage for stage in data.provenance):
+    if not checked_against_server(data):
         items.append(
             "The hidden states were not compared with those of a serving engine. A server that "
             "reads other layers, or another final state, accepts less."
@@ -369,4 +361,4 @@ def _run_ids(item: object) -> list[str]:
     return [str(run.get("run_id") or run.get("id") or "") for run in runs if run]
 
 
-SECTIONS = (speed, acceptance, training, coverage, exactness, costs, origin, limits)
+SECTIONS = (speed, acceptance, training, coverage, contract, exactness, costs, origin, limits)

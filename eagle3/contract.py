@@ -1,0 +1,212 @@
+"""The capture contract: what stored states are said to be, held against data, head and an engine.
+
+What the data and the verifier's head tell is always checked; an engine that computes the states
+again tells the rest. Knows no stage and no command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from eagle3.dataset import StatesDataset
+from eagle3.diagnosis import Diagnosis, diagnose, named
+from eagle3.errors import HarnessError
+from eagle3.extraction.base import StatesEngine
+from eagle3.final_check import check_final
+from eagle3.parity import Declared
+from eagle3.reference import head_norm, measured, reference_layers, spread
+from eagle3.settings import Settings
+from eagle3.verifier import VerifierHead, VerifierSpec
+
+Engine = Literal["transformers"]
+NOT_CHECKED = "not checked against a server"
+SERVERS = ("sglang", "vllm")
+
+
+class ParitySettings(Settings):
+    """How stored states are checked before they are trained on.
+
+    engine: what will serve; it computes states of every layer again. null: no engine, only what
+        data and head tell.
+    documents: samples of each split, evenly out of it.
+    max_tokens: of a sample, from its start.
+    dtype: in which the engine computes.
+    """
+
+    engine: Engine | None = None
+    documents: int = Field(default=24, ge=1)
+    max_tokens: int = Field(default=256, ge=8)
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+
+
+def splits(folder: Path) -> dict[str, StatesDataset]:
+    """The datasets of a folder by name: its subfolders, or itself under the name of none.
+
+    Raises:
+        HarnessError: there is none.
+    """
+    if (folder / "meta.json").is_file():
+        return {"": StatesDataset.open(folder)}
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/meta.json"))}
+    if not found:
+        raise HarnessError(
+            "no hidden states", where=folder, rule="a data set folder, or one with train/, dev/",
+            fix="correct the path, or run the extract stage",
+        )  # fmt: skip
+    return {name: StatesDataset.open(path) for name, path in found.items()}
+
+
+@contextlib.contextmanager
+def open_engine(
+    engine: Engine, spec: VerifierSpec, settings: ParitySettings, device: str
+) -> Iterator[StatesEngine]:
+    """The engine with the verifier in it, opened for every layer."""
+    from eagle3.extraction.transformers import TransformersEngine
+    from eagle3.verifier import decoder_of, load_model
+
+    model = load_model(spec, getattr(torch, settings.dtype), device)
+    yield TransformersEngine(
+        model,
+        decoder_of(model),
+        reference_layers(spec.num_hidden_layers),
+        logit_scale=spec.logit_scale,
+        logit_softcap=spec.logit_softcap,
+    )
+
+
+def check_splits(
+    folder: Path,
+    head: VerifierHead,
+    settings: ParitySettings,
+    engine: StatesEngine | None,
+    *,
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """What was found out about every split of a folder, as plain values.
+
+    Args:
+        engine: opened by `open_engine` for the same verifier; None checks data and head alone.
+        names: splits to check; None: all.
+
+    Raises:
+        HarnessError: states that are not what they are said to be, with every fault in words; or
+            states of another verifier.
+    """
+    return {
+        name: _check(dataset, head, settings, engine)
+        for name, dataset in splits(folder).items()
+        if names is None or name in names
+    }
+
+
+def words(result: Mapping[str, Any], made_by: str) -> str:
+    """The verdict on one split in one sentence.
+
+    Args:
+        result: one split of `check_splits`.
+        made_by: the engine that the stored states came from.
+    """
+    compared = result["engine"]
+    alone = "the final state predicts the next tokens as declared"
+    if compared is None:
+        return f"{NOT_CHECKED}; {alone}"
+    said = (
+        f"equal to {compared['name']} {compared['version']} within "
+        f"{compared['largest_error']:.1%} on {compared['documents']} samples"
+    )
+    if compared["name"] not in SERVERS:
+        same = ", which made them" if compared["name"] == made_by else ""
+        return f"{NOT_CHECKED}; {said}{same}"
+    return said
+
+
+def _check(
+    dataset: StatesDataset,
+    head: VerifierHead,
+    settings: ParitySettings,
+    engine: StatesEngine | None,
+) -> dict[str, Any]:
+    dataset.check(head.config)
+    documents = [dataset[i] for i in spread(len(dataset), settings.documents)]
+    meta = dataset.meta
+    declared = Declared(
+        aux_layers=tuple(meta.aux_layers),
+        final_hidden=meta.final_hidden,
+        num_hidden_layers=head.config.num_hidden_layers,
+    )
+    compared: dict[str, Any] | None = None
+    faults: list[str] = []
+    if engine is not None:
+        found = diagnose(
+            list(measured(documents, engine, head, declared, max_tokens=settings.max_tokens)),
+            declared,
+        )
+        faults = [fault.text for fault in found.faults]
+        compared = {
+            "name": engine.identity.engine,
+            "version": engine.identity.version,
+            **plain(found),
+        }
+    final = check_final(documents, head, head_norm(head), meta.final_hidden)
+    if final is not None and not faults:
+        faults = final.faults
+    if faults:
+        raise mismatch(dataset, faults, engine)
+    result: dict[str, Any] = {
+        "made_by": f"{meta.engine} {meta.engine_version}",
+        "aux_layers": meta.aux_layers,
+        "final_hidden": meta.final_hidden,
+        "documents": len(documents),
+        "final": None if final is None else asdict(final),
+        "engine": compared,
+    }
+    return {"words": words(result, meta.engine), **result}
+
+
+def plain(found: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as plain values, errors rounded to what repeats."""
+    return {
+        "documents": found.documents,
+        "rows": found.rows,
+        "largest_error": _rounded(found.largest_error),
+        "states": [
+            {
+                "name": slot.name,
+                "declared": named(slot.declared),
+                "found": named(slot.found),
+                "error": _rounded(slot.error),
+                "tolerance": _rounded(slot.tolerance),
+                "noise": _rounded(slot.noise),
+                "next_reading": _rounded(slot.separation),
+            }
+            for slot in found.slots
+        ],
+    }
+
+
+def mismatch(
+    dataset: StatesDataset, faults: list[str], engine: StatesEngine | None
+) -> HarnessError:
+    """The error that stops the pipeline."""
+    meta = dataset.meta
+    against = "" if engine is None else f", against {engine.identity.engine}"
+    return HarnessError(
+        "hidden states are not what they are declared to be",
+        where=f"{dataset.folder} (from {meta.engine} {meta.engine_version}){against}",
+        rule=f"aux layers {', '.join(map(str, meta.aux_layers))} in this order, final "
+        f"{meta.final_hidden.replace('_', '-')}, row t at token t",
+        got="\n       ".join(faults),
+        fix="extract again, or correct meta.json where it alone is wrong; then serve what is "
+        "declared: a drafter served with other states than it learnt accepts next to nothing",
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
