@@ -23,7 +23,8 @@ from eagle3.final_check import check_final
 from eagle3.parity import Declared
 from eagle3.reference import head_norm, measured, reference_layers, spread
 from eagle3.settings import Settings
-from eagle3.verifier import VerifierHead, VerifierSpec
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import VerifierHead
 
 Engine = Literal["transformers"]
 NOT_CHECKED = "not checked against a server"
@@ -69,7 +70,7 @@ def open_engine(
 ) -> Iterator[StatesEngine]:
     """The engine with the verifier in it, opened for every layer."""
     from eagle3.extraction.transformers import TransformersEngine
-    from eagle3.verifier import decoder_of, load_model
+    from eagle3.verifier_model import decoder_of, load_model
 
     model = load_model(spec, getattr(torch, settings.dtype), device)
     yield TransformersEngine(

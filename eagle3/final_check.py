@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from eagle3.dataset import Document
+from eagle3.logits import finish_logits
 from eagle3.parity import Norm
-from eagle3.verifier import VerifierHead
+from eagle3.verifier_head import VerifierHead
 
 NORMS = (0, 1, 2)
 SHIFTS = (0, 1, -1, 2)  # the declared one first
@@ -151,10 +152,11 @@ def _post_norm(stored_NH: Tensor, norms: int, norm: Norm) -> Tensor:
 
 
 def _logits(post_NH: Tensor, head: VerifierHead) -> Tensor:
-    logits_NV = (post_NH.to(head.lm_head.dtype) @ head.lm_head.T).float()
-    logits_NV *= head.config.logit_scale
-    cap = head.config.logit_softcap
-    return logits_NV if cap is None else torch.tanh(logits_NV / cap) * cap
+    return finish_logits(
+        (post_NH.to(head.lm_head.dtype) @ head.lm_head.T).float(),
+        scale=head.config.logit_scale,
+        softcap=head.config.logit_softcap,
+    )
 
 
 def _faults(norms: int, own: int, shift: int, right: Sequence[float]) -> list[str]:

@@ -16,7 +16,7 @@ from eagle3.dataset import Document
 from eagle3.extraction.base import States, StatesEngine
 from eagle3.extraction.run import plan_batches
 from eagle3.parity import EMBEDDINGS, Declared, Measured, Norm, Reference, measure
-from eagle3.verifier import VerifierHead
+from eagle3.verifier_head import VerifierHead
 
 BATCH_TOKENS = 1024
 TWICE = 4  # documents that the engine computes a second time, each alone, to measure its noise

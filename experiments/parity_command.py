@@ -9,7 +9,8 @@ from typing import Any
 from eagle3.contract import ParitySettings, check_splits, open_engine
 from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
-from eagle3.verifier import VerifierHead, VerifierSpec, read_head, write_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import VerifierHead, read_head, write_head
 from stages.runner import set_logging
 
 

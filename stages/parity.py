@@ -8,7 +8,8 @@ from pathlib import Path
 
 from eagle3.contract import NOT_CHECKED, SERVERS, ParitySettings, check_splits, open_engine
 from eagle3.errors import HarnessError
-from eagle3.verifier import VerifierSpec, read_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import read_head
 from eagle3.workspace import write_json
 from stages.runner import Stage, run_stage
 
@@ -40,7 +41,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         with contextlib.ExitStack() as stack:
             engine = None
             if settings.engine is not None:
-                spec = VerifierSpec.open(verifier)
+                spec = VerifierSpec.open(
+                    str(verifier), trust_remote_code=stage.run.trust_remote_code
+                )
                 engine = stack.enter_context(
                     open_engine(settings.engine, spec, settings, stage.run.device)
                 )

@@ -16,14 +16,9 @@ from eagle3.extraction.base import States
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Norm
 from eagle3.reference import head_norm, reference_layers
-from eagle3.verifier import (
-    VerifierHead,
-    VerifierSpec,
-    decoder_of,
-    load_model,
-    read_head,
-    write_head,
-)
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import VerifierHead, read_head, write_head
+from eagle3.verifier_model import decoder_of, load_model
 from tests.tiny import make_tiny_verifier
 
 LAYERS = 8

@@ -11,7 +11,8 @@ import torch
 from eagle3.dataset import Document
 from eagle3.final_check import FinalCheck, check_final
 from eagle3.reference import head_norm
-from eagle3.verifier import VerifierSpec, read_head, write_head
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import read_head, write_head
 from tests.faulty import Lab, make_lab
 
 
