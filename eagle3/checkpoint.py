@@ -1,11 +1,14 @@
-"""Drafter checkpoints: a folder of `model.safetensors` and `config.json` in EAGLE's layout.
+"""Drafter checkpoints: a folder of `model.safetensors` and `config.json`.
 
-That is what SGLang and vLLM serve; the same layout, in float32, is what training keeps.
+In EAGLE's layout, which SGLang and vLLM serve and which, in float32, training keeps; or in that of
+the package speculators, which vLLM serves too. Written in either, read in both.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -14,12 +17,17 @@ from torch import Tensor
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import eagle_config, read_eagle_config
+from eagle3.formats.published import SPECULATORS, read_published
+from eagle3.formats.speculators import speculators_config, to_speculators
 from eagle3.reading import open_tensors, read_object
 from eagle3.verifier import HeadConfig
 from eagle3.verifier_head import VerifierHead
 from eagle3.workspace import write_json
 
+log = logging.getLogger(__name__)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+DrafterFormat = Literal["eagle", "speculators"]
+DRAFTS = 3  # a step, where an engine is told nothing else
 
 
 def embedding(head: VerifierHead, dtype: torch.dtype) -> Tensor:
@@ -28,46 +36,52 @@ def embedding(head: VerifierHead, dtype: torch.dtype) -> Tensor:
     return embed if head.config.embed_scale == 1.0 else embed * head.config.embed_scale
 
 
-def save_drafter(folder: Path, drafter: Drafter, verifier: HeadConfig, dtype: torch.dtype) -> None:
+def save_drafter(
+    folder: Path,
+    drafter: Drafter,
+    verifier: HeadConfig,
+    dtype: torch.dtype,
+    layout: DrafterFormat = "eagle",
+) -> None:
     """Writes a checkpoint into a folder that is made if missing.
 
     Args:
         dtype: of the stored weights; id maps keep theirs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: (value.to(dtype) if value.is_floating_point() else value).contiguous().cpu()
-        for name, value in drafter.state_dict().items()
+    about = {
+        "verifier": verifier.verifier,
+        "config_hash": verifier.config_hash,
+        "model_type": verifier.model_type,
+        "dtype": str(dtype).removeprefix("torch."),
     }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = drafter.state_dict()
+    if layout == "eagle":
+        config = eagle_config(drafter.config, **about)
+    else:
+        # Only a hub id can be opened by others; a local verifier's name would look like one.
+        hub = verifier.verifier if verifier.verifier.count("/") == 1 else None
+        config = speculators_config(
+            drafter.config, **about, drafts=DRAFTS, source=hub, architectures=[]
+        )
+        tensors = to_speculators(tensors, drafter.config, drafter.embed_VH)
+    stored = {
+        name: (value.to(dtype) if value.is_floating_point() else value).contiguous().cpu()
+        for name, value in tensors.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)
-    write_json(
-        folder / CONFIG,
-        eagle_config(
-            drafter.config,
-            verifier=verifier.verifier,
-            config_hash=verifier.config_hash,
-            model_type=verifier.model_type,
-            dtype=str(dtype).removeprefix("torch."),
-        ),
-    )
+    write_json(folder / CONFIG, config)
 
 
 def read_checkpoint(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Config and tensors of a checkpoint.
+    """Config and tensors of a checkpoint in EAGLE's layout.
 
     Raises:
         HarnessError: a file is missing or broken, or tensors do not fit the config.
     """
+    _complete(folder)
     config_path, weights_path = folder / CONFIG, folder / WEIGHTS
-    for path in (config_path, weights_path):
-        if not path.is_file():
-            raise HarnessError(
-                "not a drafter checkpoint: a file is missing",
-                where=path,
-                rule=f"a folder with {CONFIG} and {WEIGHTS}",
-                fix="correct the path, or save the drafter as safetensors",
-            )
     fix = "copy or train the drafter again"
     config = read_eagle_config(read_object(config_path, fix=fix), where=str(config_path))
     with open_tensors(weights_path, fix=fix) as file:
@@ -75,13 +89,31 @@ def read_checkpoint(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     return config, tensors
 
 
+def _complete(folder: Path) -> None:
+    for path in (folder / CONFIG, folder / WEIGHTS):
+        if not path.is_file():
+            raise HarnessError(
+                "not a drafter checkpoint: a file is missing",
+                where=path,
+                rule=f"a folder with {CONFIG} and {WEIGHTS}",
+                fix="correct the path, or save the drafter as safetensors",
+            )
+
+
 def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafter:
-    """Opens a checkpoint for a verifier.
+    """Opens a checkpoint, in EAGLE's layout or speculators', for a verifier.
 
     Raises:
         HarnessError: as `read_checkpoint`; or the drafter does not fit the verifier.
     """
-    config, tensors = read_checkpoint(folder)
+    _complete(folder)
+    if SPECULATORS in read_object(folder / CONFIG, fix="copy or train the drafter again"):
+        published = read_published(folder, head)
+        config, tensors = published.config, published.tensors
+        for note in published.notes:
+            log.info("%s: %s", folder, note)
+    else:
+        config, tensors = read_checkpoint(folder)
     fits_verifier(config, head.config, where=folder)
     drafter = Drafter(config, embedding(head, dtype))
     fill(drafter, tensors, where=folder)
@@ -105,7 +137,7 @@ def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: Path) -
                 rule=f"{verifier.verifier}: {theirs}",
                 got=mine,
             )
-    if max(config.aux_layers) >= verifier.num_hidden_layers:
+    if min(config.aux_layers) < 0 or max(config.aux_layers) >= verifier.num_hidden_layers:
         raise HarnessError(
             "the drafter reads layers that the verifier does not have",
             where=where,

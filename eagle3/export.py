@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eagle3.checkpoint import load_drafter, save_drafter
+from eagle3.checkpoint import DrafterFormat, load_drafter, save_drafter
 from eagle3.drafter import DraftCache, Drafter
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import SWITCHES
 from eagle3.seeding import generator
+from eagle3.settings import Settings
 from eagle3.verifier_head import VerifierHead
 
 PROBE_ROWS = 64
@@ -23,7 +24,15 @@ BF16_TOLERANCE = 0.05
 ENGINE_DTYPE = torch.bfloat16
 
 
-def export(checkpoint: Path, out: Path, head: VerifierHead) -> float:
+class ExportSettings(Settings):
+    """`format`: eagle, which SGLang and vLLM read, or speculators, which vLLM reads."""
+
+    format: DrafterFormat = "eagle"
+
+
+def export(
+    checkpoint: Path, out: Path, head: VerifierHead, layout: DrafterFormat = "eagle"
+) -> float:
     """Writes the served form of a checkpoint (bfloat16) and proves that it is the same drafter.
 
     Returns:
@@ -31,20 +40,29 @@ def export(checkpoint: Path, out: Path, head: VerifierHead) -> float:
         weights made.
 
     Raises:
-        HarnessError: a variant of the layer that SGLang does not run, or a loaded-back export that
-            answers differently.
+        HarnessError: a variant of the layer or an order of aux layers that engines do not run, or a
+            loaded-back export that answers differently.
     """
     drafter = load_drafter(checkpoint, head, torch.float32)
     switched = [name for name in SWITCHES if getattr(drafter.config, name)]
-    if switched:
+    if switched and layout == "eagle":
         raise HarnessError(
             "SGLang does not run this variant of the draft layer",
             where=checkpoint,
             rule=f"{', '.join(SWITCHES)} all false",
             got=f"{', '.join(switched)} true",
-            fix="train without it to serve in SGLang",
+            fix="train without it to serve in SGLang, or export the format speculators for vLLM",
         )
-    save_drafter(out, drafter, head.config, ENGINE_DTYPE)
+    layers = list(drafter.config.aux_layers)
+    if layers != sorted(layers):
+        raise HarnessError(
+            "engines cannot serve a drafter that reads aux layers in this order",
+            where=checkpoint,
+            rule="ascending: engines collect states as they run through the layers",
+            got=layers,
+            fix="train with extract.aux_layers in ascending order",
+        )
+    save_drafter(out, drafter, head.config, ENGINE_DTYPE, layout)
     back = load_drafter(out, head, torch.float32)
     for name, value in back.state_dict().items():
         stored = drafter.state_dict()[name]

@@ -21,6 +21,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.comparison import CompareSettings
     from eagle3.contract import ParitySettings
     from eagle3.evaluate import EvaluateSettings
+    from eagle3.export import ExportSettings
     from eagle3.extraction.base import ExtractSettings
     from eagle3.prompt_sources import PromptSettings
     from eagle3.regenerate import RegenerateSettings
@@ -44,6 +45,7 @@ def models() -> dict[str, type[Settings]]:
         "sibling_vocab": VocabSettings,
         "train": TrainSettings,
         "arms": ArmSettings,
+        "export": ExportSettings,
         "evaluate": EvaluateSettings,
         "compare": CompareSettings,
         "report": ReportSettings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eagle3.export import export
+from eagle3.export import ExportSettings, export
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest_file, publish
 from stages.runner import Stage, run_stage
@@ -18,9 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
+    settings = stage.section(ExportSettings, "export")
     head = read_head(args.head)
-    with stage.work({"checkpoint": digest_file(args.checkpoint / "model.safetensors")}) as work:
-        error = export(args.checkpoint, work / "export", head)
+    key = {
+        "checkpoint": digest_file(args.checkpoint / "model.safetensors"),
+        "settings": settings.model_dump(),
+    }
+    with stage.work(key) as work:
+        error = export(args.checkpoint, work / "export", head, settings.format)
         stage.note("largest relative logit difference", error)
         publish(work / "export", args.out)
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from eagle3.dataset import StatesMeta
+from eagle3.extraction.backends import open_engine
 from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.extraction.run import extract
-from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import read_splits
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_model import decoder_of, load_model
 from eagle3.workspace import digest_file, publish
 from stages.runner import Stage, run_stage
 
@@ -32,39 +31,40 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         args.responses, vocab_size=spec.vocab_size, max_length=spec.max_position_embeddings
     )
     key = {
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json", exclude={"server"}),
         "verifier": [spec.config_hash, spec.revision],
         "responses": {name: digest_file(args.responses / f"{name}.jsonl") for name in splits},
         "torch": torch.__version__,
         "run": stage.run.model_dump(),
     }
+    longest = max(len(one.token_ids) for responses in splits.values() for one in responses)
     with stage.work(key) as work:
-        model = load_model(spec, getattr(torch, settings.dtype), stage.run.device)
-        engine = TransformersEngine(
-            model,
-            decoder_of(model),
-            layers,
-            logit_scale=spec.logit_scale,
-            logit_softcap=spec.logit_softcap,
-        )
-        meta = StatesMeta(
-            verifier=spec.verifier,
-            config_hash=spec.config_hash,
-            revision=spec.revision,
-            engine=engine.identity.engine,
-            engine_version=engine.identity.version,
-            aux_layers=layers,
-            final_hidden=engine.identity.final_hidden,
-            dtype=settings.dtype,
-            codec=settings.codec,
-            hidden_size=spec.hidden_size,
-            vocab_size=spec.vocab_size,
-        )
-        for name, responses in splits.items():
-            done = extract(
-                engine, responses, work / "states" / name, meta=meta, settings=settings, label=name
+        with open_engine(
+            settings, spec, layers, device=stage.run.device, longest=longest, work=work
+        ) as engine:
+            meta = StatesMeta(
+                verifier=spec.verifier,
+                config_hash=spec.config_hash,
+                revision=spec.revision,
+                engine=engine.identity.engine,
+                engine_version=engine.identity.version,
+                aux_layers=layers,
+                final_hidden=engine.identity.final_hidden,
+                dtype=settings.dtype,
+                codec=settings.codec,
+                hidden_size=spec.hidden_size,
+                vocab_size=spec.vocab_size,
             )
-            stage.note(name, {"tokens": done.tokens, "seconds": round(done.seconds, 3)})
+            for name, responses in splits.items():
+                done = extract(
+                    engine,
+                    responses,
+                    work / "states" / name,
+                    meta=meta,
+                    settings=settings,
+                    label=name,
+                )
+                stage.note(name, {"tokens": done.tokens, "seconds": round(done.seconds, 3)})
         publish(work / "states", args.out)
 
 

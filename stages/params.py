@@ -30,6 +30,7 @@ SECTIONS = (
     "sibling_vocab",
     "train",
     "arms",
+    "export",
     "evaluate",
     "compare",
     "report",

@@ -51,8 +51,8 @@ def softcap(model: Any) -> float | None:
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_states_by_value(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Chunks of 5 rows, summed 2 at a time: borders fall inside documents.
-    monkeypatch.setattr("eagle3.extraction.transformers._PRODUCT_BYTES", 5 * 97 * 4)
-    monkeypatch.setattr("eagle3.extraction.transformers._SUM_BYTES", 2 * 97 * 4)
+    monkeypatch.setattr("eagle3.extraction.logits._PRODUCT_BYTES", 5 * 97 * 4)
+    monkeypatch.setattr("eagle3.extraction.logits._SUM_BYTES", 2 * 97 * 4)
     model = tiny_model(kind)
     engine = TransformersEngine(model, model.model, LAYERS, logit_softcap=softcap(model))
     assert engine.identity.final_hidden == "post_norm"

@@ -1,10 +1,9 @@
 """Hidden states by transformers: hooks on decoder layers, one forward pass a batch.
 
-Knows nothing of files. The logits of a whole batch never exist at once: only their argmax and
-log-sum-exp are kept, chunk by chunk, and none is computed for padding.
+Knows nothing of files. No logits are computed for padding.
 
 Shape suffixes: B documents of a batch, L padded length, N rows without padding, T rows of a
-document, n aux layers, H hidden size, V vocabulary.
+document, n aux layers, H hidden size.
 """
 
 from __future__ import annotations
@@ -16,13 +15,7 @@ import torch
 from torch import nn
 
 from eagle3.extraction.base import EngineIdentity, States
-from eagle3.logits import finish_logits
-
-# Logits in fp32 at one time: by the matrix product, and by the sums over them. On the CPU the first
-# is small enough for the allocator to use the same memory again (fresh pages would cost more than
-# the arithmetic), the second stays in a core's own cache.
-_PRODUCT_BYTES, _SUM_BYTES = 24 << 20, 2 << 20
-_ACCELERATOR_BYTES = 1 << 30
+from eagle3.extraction.logits import LogitSummary
 
 
 class TransformersEngine:
@@ -51,8 +44,10 @@ class TransformersEngine:
             engine="transformers", version=transformers.__version__, final_hidden="post_norm"
         )
         self._decoder = decoder
-        self._lm_head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
-        self._logit_scale, self._logit_softcap = logit_scale, logit_softcap
+        lm_head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
+        self._summarise = LogitSummary(
+            lm_head, len(lm_head.weight), scale=logit_scale, softcap=logit_softcap
+        )
         self._device = next(decoder.parameters()).device
         self._aux_layers = list(aux_layers)
         self._captured: dict[int, torch.Tensor] = {}
@@ -83,7 +78,7 @@ class TransformersEngine:
         )
         final_BLH = output.last_hidden_state
         final_NH = torch.cat([final_BLH[b, :length] for b, length in enumerate(lengths)])
-        top1_N, lse_N = self._summarise_logits(final_NH)
+        top1_N, lse_N = self._summarise(final_NH)
         aux_BLnH = [self._captured.pop(k) for k in self._aux_layers]
         parts = zip(
             lengths, final_NH.cpu().split(lengths), top1_N.split(lengths), lse_N.split(lengths),
@@ -98,21 +93,3 @@ class TransformersEngine:
             )
             for b, (length, final_TH, top1_T, lse_T) in enumerate(parts)
         ]
-
-    def _summarise_logits(self, final_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Argmax i32[N] and log-sum-exp f32[N] of the logits, on the CPU."""
-        row_bytes = 4 * len(self._lm_head.weight)
-        on_cpu = self._device.type == "cpu"
-        product_rows = max(1, (_PRODUCT_BYTES if on_cpu else _ACCELERATOR_BYTES) // row_bytes)
-        sum_rows = max(1, _SUM_BYTES // row_bytes) if on_cpu else product_rows
-        top1s, lses = [], []
-        for chunk_NH in final_NH.split(product_rows):
-            logits_NV = finish_logits(
-                self._lm_head(chunk_NH), scale=self._logit_scale, softcap=self._logit_softcap
-            )
-            for part_NV in logits_NV.split(sum_rows):
-                wide_NV = part_NV.float()
-                best_N, top1_N = wide_NV.max(-1)
-                lses.append(wide_NV.sub_(best_N[:, None]).exp_().sum(-1).log_().add_(best_N))
-                top1s.append(top1_N)
-        return torch.cat(top1s).int().cpu(), torch.cat(lses).cpu()

@@ -1,0 +1,171 @@
+"""Decoding by vLLM's server, with and without a drafter, and what it counts.
+
+vLLM counts for a whole server, so requests go one after the other and counts are differences of its
+counters. A server started here also tells each request's own counts, and both have to agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3.engines.served import Answer
+from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.vllm import (
+    NAME,
+    Counters,
+    check_version,
+    launch,
+    read_counters,
+)
+from eagle3.errors import HarnessError
+
+_SETTLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmServing:
+    """Serves with vLLM. See `eagle3.engines.served.ServingEngine`.
+
+    Attributes:
+        settings: where the server is; with `urls` the first is served plainly, the second with the
+            drafter.
+        verifier: Hugging Face folder or hub id.
+        k: drafts a verification step.
+        max_length: longest sequence, prompt and answer.
+        logs: folder for the servers' logs.
+    """
+
+    settings: ServerSettings
+    verifier: str
+    dtype: str
+    k: int
+    max_length: int
+    logs: Path
+
+    name: str = NAME
+
+    @contextlib.contextmanager
+    def serve(self, drafter: Path | None) -> Iterator[VllmDecoder]:
+        """A server for the length of a block.
+
+        Raises:
+            HarnessError: vLLM is not installed, or its server ends at start.
+        """
+        if self.settings.urls:
+            url = self.settings.urls[0 if drafter is None else -1]
+            yield VllmDecoder(given_server(NAME, url), drafts=drafter is not None)
+            return
+        arguments = ["--max-model-len", str(self.max_length), "--no-enable-prefix-caching"]
+        arguments += ["--max-num-seqs", "4"]
+        kind = "plain"
+        if drafter is not None:
+            speculation = {
+                "method": "eagle3",
+                "model": str(drafter.resolve()),
+                "num_speculative_tokens": self.k,
+            }
+            arguments += ["--speculative-config", json.dumps(speculation)]
+            arguments += ["--per-request-spec-decode-metrics", "detailed"]
+            kind = "speculative"
+        start = launch(
+            self.settings,
+            self.verifier,
+            dtype=self.dtype,
+            log=self.logs / f"vllm-{kind}.log",
+            arguments=arguments,
+        )
+        with running(start, seconds=self.settings.start_seconds) as server:
+            yield VllmDecoder(server, drafts=drafter is not None)
+
+
+class VllmDecoder:
+    """One server, asked for one answer at a time. See `eagle3.engines.served.Decoder`."""
+
+    def __init__(self, server: Server, *, drafts: bool) -> None:
+        self._server = server
+        self._drafts = drafts
+        self.version = check_version(server)
+        self._model = str(ask(server.url, "/v1/models")["data"][0]["id"])
+        self._before = read_counters(server.url)
+
+    def decode(
+        self, prompt_ids: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Answer:
+        """Decodes one answer.
+
+        Raises:
+            HarnessError: the server ended, refuses the request, or its counts disagree.
+        """
+        body = {
+            "model": self._model,
+            "prompt": list(prompt_ids),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+        }
+        started = time.perf_counter()
+        try:
+            reply = ask(self._server.url, "/v1/completions", body)
+        except OSError as error:
+            raise HarnessError(
+                "the vLLM server does not answer any more",
+                where=self._server.log or self._server.url,
+                got=f"{error}\n{self._server.last_lines()}",
+            ) from None
+        seconds = time.perf_counter() - started
+        token_ids = [int(token) for token in reply["choices"][0]["token_ids"]]
+        counted = self._count(len(token_ids))
+        own = (reply.get("metrics") or {}).get("speculative_decoding")
+        if own is not None:
+            self._agree(counted, own)
+        steps = own and own.get("per_step_accepted")
+        return Answer(
+            token_ids=token_ids,
+            seconds=seconds,
+            verify_steps=counted.drafts,
+            drafted=counted.drafted,
+            accepted=counted.accepted,
+            accepted_per_position=list(counted.per_position),
+            accepted_per_step=None if steps is None else [int(step) for step in steps],
+        )
+
+    def _count(self, tokens: int) -> Counters:
+        """Differences since the last request: counters follow an answer by some milliseconds."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            now = read_counters(self._server.url)
+            difference = now.since(self._before)
+            if difference.generated >= tokens:
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if difference.generated != tokens or (self._drafts and not now.per_position):
+            raise HarnessError(
+                "the vLLM server's counters do not belong to this request",
+                where=self._server.url,
+                rule=f"{tokens} generated tokens"
+                + (" and counts of speculative decoding" if self._drafts else ""),
+                got=f"{difference.generated}, {len(now.per_position)} draft positions",
+                fix="a server that nobody else uses meanwhile, started with the drafter",
+            )
+        self._before = now
+        return difference
+
+    def _agree(self, counted: Counters, own: dict[str, Any]) -> None:
+        told = (own["num_spec_steps"], own["num_draft_tokens"], own["num_accepted_draft_tokens"])
+        if told != (counted.drafts, counted.drafted, counted.accepted):
+            raise HarnessError(
+                "vLLM's counters and its counts of the request disagree",
+                where=self._server.url,
+                rule=f"steps, drafted, accepted {told}",
+                got=(counted.drafts, counted.drafted, counted.accepted),
+            )

@@ -1,0 +1,60 @@
+"""Which engine extracts, by the settings. What is behind a backend is imported when it is used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from eagle3.extraction.base import ExtractSettings, StatesEngine
+from eagle3.verifier import VerifierSpec
+
+
+@contextlib.contextmanager
+def open_engine(
+    settings: ExtractSettings,
+    spec: VerifierSpec,
+    aux_layers: Sequence[int],
+    *,
+    device: str,
+    longest: int,
+    work: Path,
+) -> Iterator[StatesEngine]:
+    """The engine that the settings name, for the length of a block.
+
+    Args:
+        aux_layers: post-layer indices, in range.
+        longest: tokens of the longest document.
+        work: folder for what a server leaves.
+
+    Raises:
+        HarnessError: the engine is not installed, or its server ends at start.
+    """
+    if settings.backend == "vllm":
+        from eagle3.extraction.vllm import vllm_engine
+
+        with vllm_engine(
+            settings.server,
+            spec,
+            aux_layers,
+            dtype=settings.dtype,
+            device=device,
+            batch_tokens=settings.batch_tokens,
+            longest=longest,
+            work=work,
+        ) as engine:
+            yield engine
+        return
+    from eagle3.extraction.transformers import TransformersEngine
+    from eagle3.verifier_model import decoder_of, load_model
+
+    model = load_model(spec, getattr(torch, settings.dtype), device)
+    yield TransformersEngine(
+        model,
+        decoder_of(model),
+        aux_layers,
+        logit_scale=spec.logit_scale,
+        logit_softcap=spec.logit_softcap,
+    )

@@ -1,0 +1,253 @@
+"""Hidden states by vLLM: token ids go to its server, states come back as safetensors.
+
+vLLM keeps the states of the asked layers in its own cache and our connector inside it
+(`eagle3.engines.vllm_connector`) writes those of each finished request into a folder that server
+and client share. The last state comes before the last norm, and `final_hidden` says so; the norm
+and the output matrix are applied here, for argmax and log-sum-exp.
+
+Shape suffixes: T tokens of a document, n aux layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.vllm import NAME, check_version, launch
+from eagle3.errors import HarnessError
+from eagle3.extraction.base import EngineIdentity, States
+from eagle3.extraction.logits import VerifierOutput
+from eagle3.reading import open_tensors
+from eagle3.verifier import VerifierSpec
+
+CONNECTOR, CONNECTOR_MODULE = "HiddenStatesConnector", "eagle3.engines.vllm_connector"
+IN_FLIGHT = 8  # requests at one server
+_FILE_SECONDS = 600.0
+
+
+def vllm_layer_ids(aux_layers: Sequence[int], num_hidden_layers: int) -> list[int]:
+    """What vLLM calls the layers and the final state, ascending, as it delivers them.
+
+    Its id k is the input of layer k, so the output of layer k - 1; the number of layers is the
+    state before the last norm.
+    """
+    return sorted({layer + 1 for layer in aux_layers} | {num_hidden_layers})
+
+
+class VllmEngine:
+    """Extracts through servers that run. See `eagle3.extraction.base.StatesEngine`.
+
+    Args:
+        servers: each a vLLM with our connector and these layers.
+        spec: the verifier they serve.
+        aux_layers: post-layer indices, in the order of the drafter.
+        dtype: of the states.
+        device: for the output matrix.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        spec: VerifierSpec,
+        aux_layers: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self._servers = list(servers)
+        versions = {check_version(server) for server in servers}
+        self._models = [ask(server.url, "/v1/models")["data"][0]["id"] for server in servers]
+        self.identity = EngineIdentity(
+            engine=NAME, version=" ".join(sorted(versions)), final_hidden="pre_norm"
+        )
+        self._ids = vllm_layer_ids(aux_layers, spec.num_hidden_layers)
+        self._columns = [self._ids.index(layer + 1) for layer in aux_layers]
+        self._dtype = dtype
+        self._output = VerifierOutput.open(spec, dtype, device)
+        self._turn = itertools.cycle(range(len(self._servers)))
+        self._pool = ThreadPoolExecutor(IN_FLIGHT * len(self._servers))
+
+    def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
+        """See `StatesEngine.extract`.
+
+        Raises:
+            HarnessError: a server ended, or states came back that are not those of the tokens.
+        """
+        numbers = [next(self._turn) for _ in batch]
+        return list(self._pool.map(self._one, numbers, batch))
+
+    def close(self) -> None:
+        """Ends the requests' threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _one(self, number: int, tokens: torch.Tensor) -> States:
+        server = self._servers[number]
+        body = {
+            "model": self._models[number],
+            "prompt": tokens.tolist(),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "add_special_tokens": False,
+        }
+        try:
+            reply = ask(server.url, "/v1/completions", body)
+        except OSError as error:
+            raise HarnessError(
+                "the vLLM server does not answer any more",
+                where=server.log or server.url,
+                got=f"{error}\n{server.last_lines()}",
+                fix="run it again: finished shards are kept",
+            ) from None
+        path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
+        if path is None:
+            raise HarnessError(
+                "the vLLM server gives no hidden states",
+                where=server.url,
+                rule=f"a server with the connector {CONNECTOR} of {CONNECTOR_MODULE}",
+            )
+        states_TnH = self._read(Path(path), tokens, server)
+        final_TH = states_TnH[:, -1].clone()
+        top1_T, lse_T = self._output.summarise(self._output.normed(final_TH))
+        return States(
+            aux_TnH=states_TnH[:, self._columns].contiguous(),
+            final_TH=final_TH,
+            top1_T=top1_T,
+            lse_T=lse_T,
+        )
+
+    def _read(self, path: Path, tokens: torch.Tensor, server: Server) -> torch.Tensor:
+        """States [T, n + 1, H] of a file that the connector wrote; deletes it."""
+        wait_for_file(path, server)
+        with open_tensors(path, fix="extract again") as file:
+            ids = json.loads((file.metadata() or {}).get("layer_ids", "null"))
+            read: torch.Tensor = file.get_tensor("hidden_states").to(self._dtype)
+            told: torch.Tensor = file.get_tensor("token_ids")
+        path.unlink()
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+        if ids != self._ids:
+            raise HarnessError(
+                "the vLLM server captures other layers than are asked for",
+                where=server.url,
+                rule=f"eagle_aux_hidden_state_layer_ids {self._ids}",
+                got=ids,
+            )
+        if len(read) != len(tokens) or not torch.equal(told.to(tokens), tokens):
+            raise HarnessError(
+                "the vLLM server's states are not those of the tokens",
+                where=server.url,
+                rule=f"one row for each of {len(tokens)} tokens",
+                got=f"{len(read)} rows for {len(told)} tokens",
+            )
+        return read
+
+
+def wait_for_file(path: Path, server: Server) -> None:
+    """Returns when a connector has written a request's file, whole.
+
+    The answer comes before the file: whoever writes it holds a lock until it is there.
+
+    Raises:
+        HarnessError: it does not come.
+    """
+    lock, deadline = path.with_name(f"{path.name}.lock"), time.monotonic() + _FILE_SECONDS
+    while not lock.exists() and server.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if lock.exists():
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+    if not path.exists():
+        raise HarnessError(
+            "vLLM did not write a request's hidden states",
+            where=path,
+            rule="a folder that server and client share, with room left",
+            got=server.last_lines(),
+        )
+
+
+@contextlib.contextmanager
+def vllm_engine(
+    settings: ServerSettings,
+    spec: VerifierSpec,
+    aux_layers: Sequence[int],
+    *,
+    dtype: str,
+    device: str,
+    batch_tokens: int,
+    longest: int,
+    work: Path,
+) -> Iterator[VllmEngine]:
+    """An engine on a server started for the length of a block, or on servers given by URL.
+
+    Args:
+        batch_tokens: tokens in one of vLLM's forward passes.
+        longest: tokens of the longest document.
+        work: folder for log and states in passing.
+
+    Raises:
+        HarnessError: vLLM is not installed, a server ends at start, or does not answer.
+    """
+    with contextlib.ExitStack() as stack:
+        if settings.urls:
+            servers = [given_server(NAME, url) for url in settings.urls]
+        else:
+            states = work / "vllm-states"
+            states.mkdir(parents=True, exist_ok=True)
+            for left in states.iterdir():  # of a killed run
+                left.unlink()
+            start = launch(
+                settings,
+                spec.source,
+                dtype=dtype,
+                log=work / "vllm.log",
+                arguments=extraction_arguments(
+                    vllm_layer_ids(aux_layers, spec.num_hidden_layers),
+                    states,
+                    max_length=longest + 1,  # vLLM cannot but generate one token
+                    batch_tokens=batch_tokens,
+                ),
+                # A document may fill the verifier's context to the last position.
+                environ={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+            )
+            servers = [stack.enter_context(running(start, seconds=settings.start_seconds))]
+        engine = VllmEngine(servers, spec, aux_layers, dtype=getattr(torch, dtype), device=device)
+        stack.callback(engine.close)
+        yield engine
+
+
+def extraction_arguments(
+    layer_ids: Sequence[int], states: Path, *, max_length: int, batch_tokens: int
+) -> list[str]:
+    """Command line of a vLLM server that extracts; the way to start one by hand, too.
+
+    Args:
+        layer_ids: as vLLM counts.
+        states: folder for the files.
+    """
+    speculation = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+    }
+    transfer = {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(states.resolve())},
+    }
+    return [
+        "--max-model-len", str(max_length),
+        "--max-num-batched-tokens", str(batch_tokens),
+        "--max-num-seqs", str(IN_FLIGHT),
+        "--no-enable-prefix-caching",
+        "--speculative-config", json.dumps(speculation),
+        "--kv-transfer-config", json.dumps(transfer),
+    ]  # fmt: skip
