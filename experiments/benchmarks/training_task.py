@@ -39,7 +39,7 @@ SEED = 0
 DOCUMENTS, HELD_OUT = 8, 2  # made-up ones of full length; real ones: as many rows
 ALPHABET = 256  # tokens that made-up documents consist of
 FOLLOWS = 0.8  # how often a made-up token is the one that the verifier expects
-ROW_SCALE, STATE_SCALE = 0.04, 4.0  # the verifier's head and its certainty
+SIGNAL = 2.0  # of made-up states, in units of their noise
 SMALL = HeadConfig(  # SmolLM2-135M's shape
     verifier="made up", config_hash="0" * 16, model_type="llama", hidden_size=576,
     num_hidden_layers=30, vocab_size=49152, intermediate_size=1536, num_attention_heads=9,
@@ -104,11 +104,12 @@ def made_up(length: int) -> Source:
     draw = generator("bench-train", SEED)
     config = SMALL
     size, vocab = config.hidden_size, config.vocab_size
-    rows_VG = torch.randn(vocab, size, generator=draw) * ROW_SCALE
+    rows_VG = torch.randn(vocab, size, generator=draw)
     vocabulary = DraftVocabulary.from_targets(
         torch.randperm(vocab, generator=draw)[:DRAFT_VOCABULARY], vocab
     )
-    head = VerifierHead(config, rows_VG, torch.ones(size), rows_VG, None)
+    unit_VG = rows_VG * size**-0.5
+    head = VerifierHead(config, unit_VG, torch.ones(size), unit_VG, None)
     alphabet = vocabulary.target_ids[torch.randperm(DRAFT_VOCABULARY, generator=draw)[:ALPHABET]]
     follow = torch.randperm(ALPHABET, generator=draw)
     count = DOCUMENTS + HELD_OUT
@@ -120,14 +121,14 @@ def made_up(length: int) -> Source:
     for index in range(count):
         tokens, awaited = alphabet[letters[index]], alphabet[follow[letters[index]]]
         noise = torch.randn(4, length, size, generator=draw)
-        final = STATE_SCALE * rows_VG[awaited] / ROW_SCALE + 4.0 * noise[3]
-        aux = torch.stack([rows_VG[tokens] / ROW_SCALE + noise[i] for i in range(3)], 1)
+        final = (SIGNAL * rows_VG[awaited] + noise[3]).bfloat16()
+        aux = torch.stack([SIGNAL * rows_VG[tokens] + noise[i] for i in range(3)], 1)
         mask = torch.ones(length, dtype=torch.uint8)
         mask[:4] = mask[-1:] = 0
         documents.append(
             Document(
                 id=str(index), source="made", token_ids=tokens.int(), loss_mask=mask,
-                aux=aux.bfloat16(), final=final.bfloat16(), verifier_top1=awaited.int(),
+                aux=aux.bfloat16(), final=final, verifier_top1=awaited.int(),
                 verifier_lse=_lse(final, head),
             )
         )  # fmt: skip
@@ -150,7 +151,7 @@ def real(states: Path, head: Path, vocabulary: Path) -> Source:
 
 def _lse(final_NG: Tensor, head: VerifierHead) -> Tensor:
     whole = TargetHead(head.lm_head.float(), head.norm.float(), head.config.rms_norm_eps, None)
-    return torch.cat([whole.logits(part).logsumexp(-1) for part in final_NG.split(256)])
+    return torch.cat([whole.logits(part.float()).logsumexp(-1) for part in final_NG.split(256)])
 
 
 def write_task(
