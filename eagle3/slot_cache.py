@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 # Slots grow by so many positions: attention over a few positions too many costs less than copying
@@ -35,6 +34,7 @@ class _Plan:
     length: int = 0
     capacity: int = 0
     leading: int | None = None
+    spare: Tensor | None = None
 
 
 class SlotLayer(CacheLayerMixin):
@@ -60,10 +60,9 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
         plan = self.plan
-        missing = plan.capacity - self.keys.shape[2]
-        if missing:  # negative: cut
-            self.keys = functional.pad(self.keys, (0, 0, 0, missing))
-            self.values = functional.pad(self.values, (0, 0, 0, missing))
+        if plan.capacity != self.keys.shape[2]:
+            self.keys = _resized(self.keys, plan)
+            self.values = _resized(self.values, plan)
         self.keys[plan.rows_N1, :, plan.positions_NQ] = key_states.transpose(1, 2)
         self.values[plan.rows_N1, :, plan.positions_NQ] = value_states.transpose(1, 2)
         if plan.leading is not None:  # rows 0..n: a view, no copy
@@ -79,6 +78,25 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+def _resized(stored: Tensor, plan: _Plan) -> Tensor:
+    """The same slots with room for `plan.capacity` positions, in the memory of the spare.
+
+    What they lay in becomes the spare of the next tensor: memory new to the process costs more
+    than the copy.
+    """
+    slots, heads, length, size = stored.shape
+    needed = slots * heads * plan.capacity * size
+    spare = plan.spare
+    if spare is None or len(spare) < needed:
+        spare = stored.new_empty(needed + needed // 4)
+    resized = spare[:needed].view(slots, heads, plan.capacity, size)
+    kept = min(length, plan.capacity)
+    resized[:, :, :kept] = stored[:, :, :kept]
+    resized[:, :, kept:] = 0  # masked positions weigh nothing, unless they are not numbers
+    plan.spare = stored.new_empty(0).set_(stored.untyped_storage())
+    return resized
 
 
 class SlotCache(Cache):
