@@ -2,6 +2,7 @@
 # make test     environment, all tests
 # make check    ruff, mypy, fast tests                          make ui: MLflow on loopback
 # make env      the environment alone                           make lock: the lock files anew
+# make engines  SGLang and vLLM, each in an environment of its own
 # make bench-train  training beside the package speculators     BENCH="--steps 4": its flags
 #
 # Another build of torch:  make env TORCH_PIP_ARGS="--index-url ..."
@@ -9,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := repro
-.PHONY: repro test check ui env lock bench-train
+.PHONY: repro test check ui env lock engines engine-sglang engine-vllm bench-train
 
 BASE_PYTHON ?= python3.11
 TORCH := torch==2.13.0
@@ -37,10 +38,53 @@ $(READY): requirements.lock pyproject.toml
 	$(PIP) check
 	@touch $@
 
+engines: engine-sglang engine-vllm
+
+# Engines pin their own torch and transformers. Beside CUDA they bring their own kernels; without, a
+# stand-in in plain torch takes their place, which must never shadow them.
+CUDA := $(shell command -v nvidia-smi || ls /dev/nvidiactl 2>/dev/null)
+SGLANG_READY := .venv-sglang/.ready
+SGLANG_PIP := .venv-sglang/bin/python -m pip --disable-pip-version-check
+SGLANG_PARTS := plugins/sglang $(if $(CUDA),,tests/sgl_kernel_cpu)
+TORCHVISION := torchvision==0.28.0
+
+engine-sglang: $(SGLANG_READY)
+
+$(SGLANG_READY): requirements-sglang.lock $(wildcard plugins/sglang/*.* tests/sgl_kernel_cpu/*.* \
+		tests/sgl_kernel_cpu/sgl_kernel/*.py) | $(READY)
+	$(BASE_PYTHON) -m venv .venv-sglang
+	$(SGLANG_PIP) install -q $(TORCH_PIP_ARGS) "$(TORCH)"
+ifeq ($(CUDA),)
+	$(SGLANG_PIP) install -q --require-hashes --no-deps -r requirements-sglang.lock
+	$(SGLANG_PIP) install -q --no-deps $(TORCH_PIP_ARGS) "$(TORCHVISION)"
+else
+	mkdir -p .work/engines
+	sed -E '/^ *(--hash|#)/d; s/ *\\$$//' requirements-sglang.lock > .work/engines/sglang.constraints
+	$(SGLANG_PIP) install -q $(TORCH_PIP_ARGS) -c .work/engines/sglang.constraints \
+		"$$(grep -oE '^sglang==[^ ;]+' .work/engines/sglang.constraints)"
+	$(SGLANG_PIP) uninstall -q -y sgl-kernel-cpu-stand-in
+endif
+	rm -rf .work/engines/sglang
+	$(PIP) wheel -q --no-deps --no-build-isolation -w .work/engines/sglang $(SGLANG_PARTS:%=./%)
+	$(SGLANG_PIP) install -q --no-deps --force-reinstall .work/engines/sglang/*.whl
+	@touch $@
+
+VLLM_READY := .venv-vllm/.ready
+VLLM_LOCK := requirements-vllm$(if $(CUDA),,-cpu).lock
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
+
+engine-vllm: $(VLLM_READY)
+
+$(VLLM_READY): $(VLLM_LOCK) | $(READY)
+	$(BASE_PYTHON) -m venv .venv-vllm
+	$(VLLM_PIP) install -q $(TORCH_PIP_ARGS) "$(TORCH)"
+	$(VLLM_PIP) install -q --require-hashes --no-deps -r $(VLLM_LOCK)
+	@touch $@
+
 repro: $(READY)
 	@eagle3 repro $(if $(PARAMS),--params "$(PARAMS)")
 
-test: $(READY)
+test: $(READY) engines
 	@pytest
 
 check: $(READY)

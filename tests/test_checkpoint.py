@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from eagle3.checkpoint import load_drafter, read_checkpoint, save_drafter
 from eagle3.errors import HarnessError
 from eagle3.export import export, probe
-from eagle3.formats.eagle import read_eagle_config, sglang_layer_ids
+from eagle3.formats.eagle import read_eagle_config
 from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
+from eagle3.layer_ids import sglang_layer_ids
 from eagle3.verifier import HeadConfig
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary

@@ -7,6 +7,7 @@ process holds by a pipe, so that a server never outlives whoever started it, not
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -43,12 +44,18 @@ class ServerSettings(Settings):
         urls: servers that run already, or a router before them; then none is started.
         arguments: more arguments of the server's command line (`--tp-size`, `8`).
         start_seconds: how long a started server may take until it answers.
+        in_flight: requests that a server works on at once.
+        give_up_seconds: how long a request is tried again after a server died.
+        states: folder where servers given by URL leave states, as this machine sees it.
     """
 
     environment: str | None = None
     urls: list[str] = Field(default_factory=list)
     arguments: list[str] = Field(default_factory=list)
     start_seconds: float = Field(default=900.0, gt=0)
+    in_flight: int = Field(default=8, ge=1)
+    give_up_seconds: float = Field(default=300.0, gt=0)
+    states: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +265,13 @@ def ask(url: str, path: str, body: object | None = None, *, seconds: float = 600
             return json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[:2000]
-        if error.code >= 500:  # a server that is ending or overloaded: worth another try
+        if error.code == 429 or error.code >= 500:  # overloaded or ending: worth another try
             raise ConnectionError(f"{error.code} from {url}{path}: {text}") from None
         raise HarnessError(
             "the server refuses a request", where=url + path, got=f"{error.code}: {text}"
         ) from None
+    except http.client.HTTPException as error:  # it ended in the middle of its answer
+        raise ConnectionError(f"{url}{path}: {type(error).__name__} {error}") from None
 
 
 def _open(request: urllib.request.Request, seconds: float) -> Any:

@@ -8,15 +8,14 @@ verifier) stands beside, under keys of its own, so that nobody has to guess late
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from eagle3.drafter import DrafterConfig
 from eagle3.errors import HarnessError
+from eagle3.layer_ids import from_vllm, sglang_layer_ids, vllm_ids
 from eagle3.settings import read_settings
 
-# Verifier classes whose SGLang code captures before layer id k, unless the first id is 1.
-RAW_LAYER_IDS = frozenset(["deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"])
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # as vLLM counts
 SHARED = (
@@ -34,26 +33,6 @@ SHARED = (
     "max_position_embeddings",
     "hidden_act",
 )
-
-
-def sglang_layer_ids(aux_layers: Sequence[int], model_type: str) -> list[int]:
-    """Post-layer indices in SGLang's convention for a verifier class.
-
-    Raises:
-        HarnessError: layers that SGLang cannot be told for this verifier.
-    """
-    if model_type not in RAW_LAYER_IDS:
-        return list(aux_layers)
-    raw = [layer + 1 for layer in aux_layers]
-    if raw[0] == 1:
-        raise HarnessError(
-            "SGLang cannot capture the output of layer 0 first for this verifier",
-            where=f"aux layers of a {model_type} verifier",
-            rule="a first id of 1 makes SGLang add 1 to every id",
-            got=list(aux_layers),
-            fix="start with a later layer",
-        )
-    return raw
 
 
 def eagle_config(
@@ -76,7 +55,7 @@ def eagle_config(
         "mlp_bias": False,
         "torch_dtype": dtype,
         **{name: values[name] for name in SWITCHES},
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.aux_layers],
+        "eagle_aux_hidden_state_layer_ids": vllm_ids(config.aux_layers),
         "eagle_config": {
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": sglang_layer_ids(config.aux_layers, model_type),
@@ -108,7 +87,7 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
             rule="a list of whole numbers, one or more",
             got=repr(layers),
         )
-    aux_layers = tuple(layer - (named == LAYER_IDS) for layer in layers)
+    aux_layers = tuple(from_vllm(layers) if named == LAYER_IDS else layers)
     missing = [
         name
         for name in SHARED

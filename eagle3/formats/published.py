@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3.drafter import DrafterConfig
 from eagle3.errors import HarnessError
-from eagle3.formats.eagle import LAYER_IDS, RAW_LAYER_IDS, read_eagle_config
+from eagle3.formats.eagle import LAYER_IDS, read_eagle_config
 from eagle3.formats.published_tensors import (
     EMBEDDING,
     WHOLE,
@@ -27,6 +27,7 @@ from eagle3.formats.published_tensors import (
     own_names,
     read_tensors,
 )
+from eagle3.layer_ids import from_sglang, from_vllm
 from eagle3.reading import read_object
 from eagle3.verifier import HeadConfig
 from eagle3.verifier_head import VerifierHead
@@ -146,10 +147,9 @@ def layers_said(values: Mapping[str, Any], model_type: str, *, where: Path) -> l
     nested = (values.get("eagle_config") or {}).get(LAYER_IDS)
     found = {}
     if top:
-        found[LAYER_IDS] = [k - 1 for k in top]
+        found[LAYER_IDS] = from_vllm(top)
     if nested:
-        raw = model_type in RAW_LAYER_IDS and nested[0] != 1
-        found[f"eagle_config.{LAYER_IDS}"] = [k - 1 for k in nested] if raw else list(nested)
+        found[f"eagle_config.{LAYER_IDS}"] = from_sglang(nested, model_type)
     if len({tuple(layers) for layers in found.values()}) > 1:
         raise HarnessError(
             "a drafter's config names different layers to different engines",

@@ -3,13 +3,15 @@
 Active in a server whose environment sets EAGLE3_STATES_DIR. A request that asks for hidden states
 then leaves `<rid>.safetensors` in that folder, there before its answer is: `aux` [T, n*H], the
 captured layers side by side in ascending order; `final` [T, H], after the verifier's last norm;
-`token_ids` i32[T]. A request whose rows are not all there is refused with the reason.
+`token_ids` i32[T]; and SGLang's `layer_ids` as metadata. A request whose rows are not all there is
+refused with the reason.
 
 Knows nothing of what the states are for.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -91,6 +93,7 @@ def _refuse(req: Any, reason: str) -> None:
 def _write(req: Any, output: Any, rows: slice) -> None:
     import torch
     from safetensors.torch import save_file
+    from sglang.srt.runtime_context import get_exec
 
     folder = Path(os.environ[FOLDER])
     part = folder / f".{req.rid}.part"
@@ -105,5 +108,7 @@ def _write(req: Any, output: Any, rows: slice) -> None:
         for name, value in tensors.items()
     }
     tensors["token_ids"] = torch.tensor(list(req.origin_input_ids), dtype=torch.int32)
-    save_file(tensors, part)
+    layer_ids = get_exec().features.return_aux_hidden_state_layer_ids
+    save_file(tensors, part, metadata={"layer_ids": json.dumps(layer_ids)})
+    part.chmod(0o644)
     part.replace(folder / f"{req.rid}.safetensors")

@@ -20,14 +20,14 @@ class SchemasFirst(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "torchvision" or _kept:
-            return None
+            return
         import torch
 
         library = torch.library.Library("torchvision", "FRAGMENT")
         _kept.append(library)
         for schema in SCHEMAS:
             library.define(schema)
-        return None
+        return
 
 
 sys.meta_path.insert(0, SchemasFirst())

@@ -110,5 +110,3 @@ def copy_all_layer_kv_cache_cpu(
         held = [ctypes.string_at(address + slot * size, size) for slot in sources]
         for slot, content in zip(targets, held, strict=True):
             ctypes.memmove(address + slot * size, content, size)
-
-

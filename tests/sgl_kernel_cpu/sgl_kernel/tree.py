@@ -51,7 +51,9 @@ def build_tree_kernel_efficient_cpu(
             spawner = int(parent_list[b, group]) if group else None
             kept = spawner is None or spawner in selected
             # A draft whose own parent was not kept (a tie of scores) stays without a link.
-            parents.append(-1 if not kept else 0 if spawner is None else selected.index(spawner) + 1)
+            parents.append(
+                -1 if not kept else 0 if spawner is None else selected.index(spawner) + 1
+            )
         first, sibling = [-1] * rows, [-1] * rows
         for row in range(rows - 1, 0, -1):  # backwards, so that the first child comes first
             if parents[row] >= 0:

@@ -1,0 +1,207 @@
+"""SGLang 0.5.23: what of it is installed, and its command lines.
+
+For states without a drafter, and for serving with and without one. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3.checkpoint import CONFIG, read_checkpoint
+from eagle3.engines.server import (
+    Launch,
+    Server,
+    ServerSettings,
+    ask,
+    engine_python,
+    installed_version,
+)
+from eagle3.errors import HarnessError
+from eagle3.layer_ids import sglang_layer_ids
+from eagle3.reading import read_object
+from eagle3.verifier import VerifierSpec
+
+NAME, VERSION = "sglang", "0.5.23"
+ENVIRONMENT = ".venv-sglang"
+PLUGIN, STAND_IN = "eagle3-sglang", "sgl-kernel-cpu-stand-in"
+STATES_FOLDER = "EAGLE3_STATES_DIR"  # what the plugin reads
+INFO = "/server_info"
+MARGIN = 16  # tokens of context beyond the longest document
+CPU_SLOTS = 8192  # tokens of the cache on a CPU, where SGLang would take most of the memory
+
+
+def sglang_python(settings: ServerSettings, device: str) -> Path:
+    """The interpreter of SGLang's environment, checked without starting it.
+
+    Raises:
+        HarnessError: not installed, another version, our plugin is missing, or the kernels do not
+            fit the device.
+    """
+    environment = Path(settings.environment or ENVIRONMENT)
+    python = engine_python(environment, (NAME,), VERSION)
+    if installed_version(environment, PLUGIN) is None:
+        raise HarnessError(
+            "SGLang's environment lacks this project's plugin", where=environment, rule=PLUGIN,
+            fix="run `make engines`, or `pip install --no-deps plugins/sglang` there",
+        )  # fmt: skip
+    stand_in = installed_version(environment, STAND_IN) is not None
+    if stand_in != device.startswith("cpu"):
+        raise HarnessError(
+            "SGLang's kernels do not fit the device", where=environment,
+            rule="the real ones on a GPU, this project's stand-in on a CPU",
+            got=f"{'the stand-in' if stand_in else 'no stand-in'} for {device}",
+            fix="run `make engines` on this machine, or correct run.device",
+        )  # fmt: skip
+    return python
+
+
+def states_launch(
+    python: Path,
+    spec: VerifierSpec,
+    layer_ids: Sequence[int],
+    *,
+    dtype: str,
+    device: str,
+    batch_tokens: int,
+    longest: int,
+    folder: Path,
+    log: Path,
+    arguments: Sequence[str],
+) -> Launch:
+    """A server that captures states and drafts nothing.
+
+    Args:
+        layer_ids: SGLang's, see `eagle3.layer_ids`.
+        batch_tokens: prompt tokens that it takes into one forward pass.
+        longest: tokens of the longest document.
+        folder: where the plugin writes.
+    """
+    capture = [
+        "--disable-radix-cache", "--chunked-prefill-size", "-1",
+        "--max-prefill-tokens", max(batch_tokens, longest),
+        "--speculative-algorithm", "EAGLE3", "--enable-return-aux-hidden-states",
+        "--return-aux-hidden-state-layer-ids", *layer_ids,
+    ]  # fmt: skip
+    if device.startswith("cpu"):
+        capture += ["--attention-backend", "torch_native"]
+    return _launch(
+        python, spec, capture, dtype=dtype, device=device, longest=longest, log=log,
+        arguments=arguments, environ={STATES_FOLDER: str(folder.absolute())},
+    )  # fmt: skip
+
+
+def serving_launch(
+    python: Path,
+    spec: VerifierSpec,
+    drafter: Path | None,
+    *,
+    k: int,
+    dtype: str,
+    device: str,
+    longest: int,
+    log: Path,
+    arguments: Sequence[str],
+) -> Launch:
+    """A server that answers, with a drafter that proposes chains of k tokens or without one."""
+    serving: list[object] = []
+    if device.startswith("cpu"):
+        # The one backend that drafts on a CPU; for plain decoding too, so that both compute alike.
+        backend = "intel_amx"
+        serving += ["--prefill-attention-backend", backend, "--decode-attention-backend", backend]
+    if drafter is not None:
+        serving += [
+            "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter,
+            "--speculative-num-steps", k, "--speculative-eagle-topk", 1,
+            "--speculative-num-draft-tokens", k + 1,
+        ]  # fmt: skip
+    return _launch(
+        python, spec, serving, dtype=dtype, device=device, longest=longest, log=log,
+        arguments=arguments, environ={},
+    )  # fmt: skip
+
+
+def _launch(
+    python: Path,
+    spec: VerifierSpec,
+    own: Sequence[object],
+    *,
+    dtype: str,
+    device: str,
+    longest: int,
+    log: Path,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+) -> Launch:
+    variables = dict(environ)
+    common: list[object] = ["--model-path", spec.source, "--dtype", dtype]
+    if longest + MARGIN > spec.max_position_embeddings:
+        common += ["--context-length", longest + MARGIN]
+        variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if device.startswith("cpu"):
+        common += [
+            "--device", "cpu", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.2",
+            "--max-total-tokens", max(CPU_SLOTS, 2 * (longest + MARGIN)),
+            "--max-running-requests", 4, "--sleep-on-idle",
+        ]  # fmt: skip
+        variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+    def command(host: str, port: int) -> list[str | Path]:
+        address = ["--host", host, "--port", str(port)]
+        flags = [str(part) for part in (*common, *own)]
+        # The caller's own arguments come last: the last word counts.
+        return [python, "-m", "sglang.launch_server", *address, *flags, *arguments]
+
+    return Launch(engine=NAME, command=command, log=log, environ=variables)
+
+
+def server_info(server: Server) -> dict[str, Any] | None:
+    """How a server was started; None behind a router that does not tell.
+
+    Raises:
+        HarnessError: another version of SGLang.
+    """
+    try:
+        info = ask(server.url, INFO, seconds=30.0)
+    except (OSError, ValueError, HarnessError):
+        return None
+    if not isinstance(info, dict) or "version" not in info:
+        return None
+    if info["version"].split("+")[0] != VERSION:
+        raise HarnessError(
+            "the server runs another version of SGLang than this project knows",
+            where=server.url, rule=VERSION, got=info["version"],
+        )  # fmt: skip
+    return info
+
+
+def check_drafter(folder: Path, spec: VerifierSpec) -> None:
+    """Refuses a drafter that SGLang would load and serve as something else, or not at all.
+
+    Raises:
+        HarnessError: tensors that do not fit its config, another width or vocabulary than the
+            verifier's, or aux layers that SGLang would not read as they are meant.
+    """
+    config, _ = read_checkpoint(folder)
+    for ours, theirs in (
+        ("target_hidden_size", "hidden_size"),
+        ("vocab_size", "vocab_size"),
+    ):
+        if getattr(config, ours) != getattr(spec, theirs):
+            raise HarnessError(
+                "drafter and verifier do not belong together", where=f"{folder} and {spec.source}",
+                rule=f"{ours} {getattr(spec, theirs)}", got=getattr(config, ours),
+            )  # fmt: skip
+    where = folder / CONFIG
+    nested = read_object(where, fix="export the drafter again").get("eagle_config")
+    key = "eagle_aux_hidden_state_layer_ids"
+    told = nested.get(key) if isinstance(nested, dict) else None
+    meant = sglang_layer_ids(config.aux_layers, spec.model_type)
+    if told != meant:
+        raise HarnessError(
+            "SGLang would give the drafter other layers than it reads",
+            where=f"{where}, eagle_config.{key}", rule=meant,
+            got="no such key: SGLang would take its defaults" if told is None else told,
+            fix="export the drafter again for this verifier",
+        )  # fmt: skip
