@@ -19,6 +19,7 @@ from eagle3.checkpoint import load_drafter
 from eagle3.dataset import Document, StatesDataset
 from eagle3.decode import DraftChoice
 from eagle3.drafter import Drafter
+from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
 from eagle3.verifier import VerifierSpec
@@ -35,6 +36,11 @@ class EvaluateSettings(Settings):
         decode_prompts, decode_tokens: how much is really decoded, both ways.
         temperature: of timed decoding; 0 is greedy. Replay and exactness are greedy.
         draft: drafts of timed decoding, by argmax or sampled at the same temperature.
+        engine: what decodes the same prompts besides: nothing more than the local engine, or a
+            serving engine's real server, greedily, with and without the drafter.
+        engine_dtype: what that server computes in; None is `dtype`. In fp32 its counts are
+            compared with the local engine's, token for token.
+        server: where it is.
     """
 
     k: int = Field(default=3, ge=1, le=16)
@@ -43,6 +49,9 @@ class EvaluateSettings(Settings):
     decode_tokens: int = Field(default=64, ge=2)
     temperature: float = Field(default=0.0, ge=0.0)
     draft: DraftChoice = "argmax"
+    engine: Literal["local", "vllm"] = "local"
+    engine_dtype: Literal["bfloat16", "float32"] | None = None
+    server: ServerSettings = Field(default_factory=ServerSettings)
 
 
 @dataclass(frozen=True)

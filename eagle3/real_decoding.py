@@ -192,7 +192,7 @@ def exact_decoding(
     pack_linears(model)
     verifier = CachedVerifier(model, drafter.config.aux_layers)
     decoded, ties = [], []
-    logits_after = functools.partial(_fp64_logits, _once(lambda: subject.model(torch.float64)))
+    logits_after = functools.partial(fp64_logits, once(lambda: subject.model(torch.float64)))
     for item in tqdm(prompts, desc="exactness", unit="prompt"):
         got = speculative_decode(
             verifier,
@@ -209,7 +209,8 @@ def exact_decoding(
     return Exactness(decoded, ties)
 
 
-def _fp64_logits(model: Callable[[], Any], token_ids: Sequence[int]) -> Tensor:
+def fp64_logits(model: Callable[[], Any], token_ids: Sequence[int]) -> Tensor:
+    """The verifier's logits after the given tokens, f64[V]."""
     loaded = model()
     with torch.inference_mode():
         ids = torch.tensor([token_ids], device=loaded.device)
@@ -217,5 +218,6 @@ def _fp64_logits(model: Callable[[], Any], token_ids: Sequence[int]) -> Tensor:
     return logits
 
 
-def _once(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def once(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The same, made at the first call and kept."""
     return functools.lru_cache(maxsize=1)(make)

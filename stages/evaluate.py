@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,13 @@ from eagle3.evaluate import (
 from eagle3.machine import keep_freed_memory
 from eagle3.real_decoding import exact_decoding, spread_prompts, timed_decoding
 from eagle3.replay import replay
+from eagle3.served_decoding import (
+    decode_served,
+    exact_logits,
+    served_counts,
+    served_speed,
+    serving_engine,
+)
 from eagle3.tracking import flatten
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
@@ -44,6 +52,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     states = StatesDataset.open(args.states)
     check_states(states, subject, settings.k)
     prompts = spread_prompts(states, settings.decode_prompts)
+    engine = serving_engine(subject, prompts, settings, stage.root / ".work" / f"served-{args.arm}")
     keep_freed_memory()
 
     tracker = stage.tracker(f"evaluate {args.arm}", {"arm": args.arm, "kind": "evaluate"})
@@ -53,10 +62,21 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     counts = replay(drafter, states, settings.k, dtype=dtype)
     summary = acceptance_summary(counts, states, drafter)
     tracker.log_metrics({f"tau.{name}": group["tau"] for name, group in summary.items()}, 0)
-    exact = exact_decoding(subject, prompts, settings).summary()
+    exact = exact_decoding(subject, prompts, settings)
     timing = timed_decoding(subject, prompts, settings, seed=stage.run.seed)
     speeds = ("speedup", "speedup_decoding", "r", "c", "break_even_tau", "plain_tokens_per_s")
     tracker.log_metrics({name: timing[name] for name in speeds}, 0)
+
+    served: dict[str, Any] = {}
+    if engine is not None:
+        answers = decode_served(engine, subject, prompts, settings)
+        served = {
+            "served": served_counts(
+                answers, prompts, exact.speculative, settings.k, exact_logits(subject)
+            )
+        }
+        timing = {**timing, "served": served_speed(answers)}
+        tracker.log_metrics({f"tau.{engine.name}": served["served"]["tau"]}, 0)
 
     everything = summary.pop(ALL)
     write_counts(args.prompts, counts)
@@ -70,7 +90,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             "dtype": settings.dtype,
             "benchmarks": summary,
             ALL: everything,
-            "decode": exact,
+            "decode": exact.summary(),
+            **served,
         },
     )
     tracker.log_artifact(args.summary)

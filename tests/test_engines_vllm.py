@@ -18,8 +18,17 @@ from eagle3.engines.server import ServerSettings
 from eagle3.engines.vllm import Counters, launch, parse_counters
 from eagle3.engines.vllm_decoding import VllmServing
 from eagle3.errors import HarnessError
+from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.extraction.vllm import vllm_engine, vllm_layer_ids
 from eagle3.initialise import DrafterSettings, new_drafter
+from eagle3.real_decoding import Prompt
+from eagle3.served_decoding import (
+    decode_served,
+    exact_logits,
+    served_counts,
+    served_speed,
+    serving_engine,
+)
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_model
@@ -136,17 +145,6 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.fixture(scope="module")
-def plain(
-    llama: VerifierSpec, server: ServerSettings, tmp_path_factory: pytest.TempPathFactory
-) -> list[list[int]]:
-    """The tiny verifier's answers without speculation."""
-    with serving(llama, server, tmp_path_factory.mktemp("plain")).serve(None) as decoder:
-        answers = [decoder.decode(prompt, 40) for prompt in PROMPTS]
-    assert all(answer.verify_steps == answer.drafted == 0 for answer in answers)
-    return [answer.token_ids for answer in answers]
-
-
 def serving(spec: VerifierSpec, server: ServerSettings, logs: Path) -> VllmServing:
     return VllmServing(
         settings=server, verifier=spec.source, dtype="float32", k=3, max_length=128, logs=logs
@@ -181,21 +179,32 @@ def count_alike(served: Answer, local: Decoded) -> None:
 
 @pytest.mark.slow
 def test_a_random_drafter_changes_nothing(
-    llama: VerifierSpec, plain: list[list[int]], server: ServerSettings, tmp_path: Path
+    llama: VerifierSpec, server: ServerSettings, tmp_path: Path
 ) -> None:
+    """Through what evaluation calls: plain server, speculative server, the local engine."""
     head = head_of(llama, tmp_path)
-    settings = DrafterSettings(layer_init="random", fc_init="random", head="random")
+    shape = DrafterSettings(layer_init="random", fc_init="random", head="random")
     half = DraftVocabulary.from_targets(torch.arange(1, llama.vocab_size, 2), llama.vocab_size)
-    drafter = new_drafter(head, half, SERVED, settings, seed=0)
+    drafter = new_drafter(head, half, SERVED, shape, seed=0)
     save_drafter(tmp_path / "drafter", drafter, head.config, torch.float32)
-    with serving(llama, server, tmp_path).serve(tmp_path / "drafter") as decoder:
-        served = [decoder.decode(prompt, 40) for prompt in PROMPTS]
-    assert [answer.token_ids for answer in served] == plain
-    local = decode_locally(llama, head, tmp_path / "drafter", 40)
-    for answer, expected in zip(served, local, strict=True):
+    subject = Subject(llama, head, tmp_path / "drafter", "cpu")
+    settings = EvaluateSettings(
+        engine="vllm", engine_dtype="float32", decode_tokens=40, server=server
+    )
+    prompts = [Prompt(f"p{number}", ids) for number, ids in enumerate(PROMPTS)]
+    engine = serving_engine(subject, prompts, settings, tmp_path / "logs")
+    assert engine is not None
+    served = decode_served(engine, subject, prompts, settings)
+    assert all(answer.verify_steps == answer.drafted == 0 for answer in served.plain)
+    local = list(decode_locally(llama, head, tmp_path / "drafter", 40))
+    for answer, expected in zip(served.speculative, local, strict=True):
         count_alike(answer, expected)
-    steps = sum(answer.verify_steps for answer in served)
-    assert sum(answer.accepted for answer in served) / steps < 0.1
+    counts = served_counts(served, prompts, local, 3, exact_logits(subject))
+    assert (counts["engine"], counts["version"]) == ("vllm", "0.32.0")
+    assert (counts["equal_to_plain"], counts["equal_to_local"]) == (3, 3)
+    assert counts["accepted"] / counts["verify_steps"] < 0.1
+    assert 0.25 <= counts["old_sglang_rate"] < 0.28
+    assert served_speed(served)["speedup"] > 0
 
 
 @pytest.mark.slow

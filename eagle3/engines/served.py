@@ -14,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A greedy or sampled answer and what verification counted on it.
+    """A greedy answer and what verification counted on it.
 
     Attributes:
         token_ids: the new tokens, cut after the first EOS (which is kept) and at the limit.
@@ -35,14 +35,12 @@ class Answer:
 
 
 class Decoder(Protocol):
-    """A server that answers, one request after the other."""
+    """A server that answers greedily, one request after the other."""
 
     @property
     def version(self) -> str: ...
 
-    def decode(
-        self, prompt_ids: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Answer: ...
+    def decode(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer: ...
 
 
 class ServingEngine(Protocol):
@@ -50,5 +48,8 @@ class ServingEngine(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def check(self, drafter: Path) -> None:
+        """Raises a HarnessError for what would fail, or go wrong silently, after a long start."""
 
     def serve(self, drafter: Path | None) -> AbstractContextManager[Decoder]: ...

@@ -15,7 +15,14 @@ from pathlib import Path
 import torch
 
 import eagle3
-from eagle3.engines.server import Launch, Server, ServerSettings, engine_python, installed_version
+from eagle3.engines.server import (
+    Launch,
+    Server,
+    ServerSettings,
+    ask,
+    engine_python,
+    installed_version,
+)
 from eagle3.errors import HarnessError
 
 NAME, VERSION = "vllm", "0.32.0"
@@ -27,6 +34,15 @@ MODEL = "verifier"  # the name under which a started server offers it
 def environment_of(settings: ServerSettings) -> Path:
     """The virtual environment that a server is started from."""
     return Path(settings.environment or ENVIRONMENT)
+
+
+def vllm_python(settings: ServerSettings) -> Path:
+    """The interpreter of vLLM's environment, checked without starting it.
+
+    Raises:
+        HarnessError: vLLM is not installed, or in another version.
+    """
+    return engine_python(environment_of(settings), (CPU, CUDA), VERSION)
 
 
 def launch(
@@ -48,8 +64,7 @@ def launch(
     Raises:
         HarnessError: vLLM is not installed, or in another version.
     """
-    environment = environment_of(settings)
-    python = engine_python(environment, (CPU, CUDA), VERSION)
+    environment, python = environment_of(settings), vllm_python(settings)
     variables = {
         "PYTHONPATH": str(Path(eagle3.__path__[0]).parent.resolve()),  # for our connector
         "VLLM_NO_USAGE_STATS": "1",
@@ -88,8 +103,6 @@ def check_version(server: Server) -> str:
     Raises:
         HarnessError: another one than this project knows.
     """
-    from eagle3.engines.server import ask
-
     version = str(ask(server.url, "/version").get("version"))
     if version.split("+")[0] != VERSION:
         raise HarnessError(

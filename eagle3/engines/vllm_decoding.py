@@ -22,8 +22,11 @@ from eagle3.engines.vllm import (
     check_version,
     launch,
     read_counters,
+    vllm_python,
 )
 from eagle3.errors import HarnessError
+from eagle3.formats.eagle import LAYER_IDS
+from eagle3.reading import read_object
 
 _SETTLE_SECONDS = 10.0
 
@@ -49,6 +52,33 @@ class VllmServing:
     logs: Path
 
     name: str = NAME
+
+    def check(self, drafter: Path) -> None:
+        """See `eagle3.engines.served.ServingEngine`.
+
+        Raises:
+            HarnessError: vLLM is not installed, or would feed the drafter other layers than it
+                reads: it knows them by one key alone, and feeds them in ascending order.
+        """
+        if not self.settings.urls:
+            vllm_python(self.settings)
+        where = drafter / "config.json"
+        values = read_object(where, fix="export the drafter again")
+        layers, told = values.get("aux_layers"), values.get(LAYER_IDS)
+        if not told or (layers and told != [layer + 1 for layer in layers]):
+            raise HarnessError(
+                "vLLM would give the drafter other layers than it reads",
+                where=f"{where}, {LAYER_IDS}",
+                rule="transformers' hidden_states indices of its aux layers",
+                got=f"{told} for the outputs of layers {layers}",
+                fix="export the drafter again",
+            )
+        if list(told) != sorted(told):
+            raise HarnessError(
+                "vLLM would give the drafter its layers in another order",
+                where=f"{where}, {LAYER_IDS}", rule="ascending", got=told,
+                fix="train with ascending aux layers to serve in vLLM",
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def serve(self, drafter: Path | None) -> Iterator[VllmDecoder]:
@@ -94,9 +124,7 @@ class VllmDecoder:
         self._model = str(ask(server.url, "/v1/models")["data"][0]["id"])
         self._before = read_counters(server.url)
 
-    def decode(
-        self, prompt_ids: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Answer:
+    def decode(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
         """Decodes one answer.
 
         Raises:
@@ -106,8 +134,7 @@ class VllmDecoder:
             "model": self._model,
             "prompt": list(prompt_ids),
             "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
+            "temperature": 0.0,
             "return_token_ids": True,
             "add_special_tokens": False,
         }
