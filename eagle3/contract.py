@@ -7,26 +7,28 @@ again tells the rest. Knows no stage and no command line.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from eagle3.dataset import StatesDataset
 from eagle3.diagnosis import Diagnosis, diagnose, named
+from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
-from eagle3.extraction.base import StatesEngine
+from eagle3.extraction import backends
+from eagle3.extraction.base import ExtractSettings, StatesEngine
 from eagle3.final_check import check_final
 from eagle3.parity import Declared
-from eagle3.reference import head_norm, measured, reference_layers, spread
+from eagle3.reference import BATCH_TOKENS, head_norm, measured, reference_layers, spread
 from eagle3.settings import Settings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead
 
-Engine = Literal["transformers"]
+Engine = Literal["transformers", "vllm"]
 NOT_CHECKED = "not checked against a server"
 SERVERS = ("sglang", "vllm")
 
@@ -39,12 +41,14 @@ class ParitySettings(Settings):
     documents: samples of each split, evenly out of it.
     max_tokens: of a sample, from its start.
     dtype: in which the engine computes.
+    server: where a serving engine's servers are.
     """
 
     engine: Engine | None = None
     documents: int = Field(default=24, ge=1)
     max_tokens: int = Field(default=256, ge=8)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    server: ServerSettings = Field(default_factory=ServerSettings)
 
 
 def splits(folder: Path) -> dict[str, StatesDataset]:
@@ -66,20 +70,29 @@ def splits(folder: Path) -> dict[str, StatesDataset]:
 
 @contextlib.contextmanager
 def open_engine(
-    engine: Engine, spec: VerifierSpec, settings: ParitySettings, device: str
+    engine: Engine, spec: VerifierSpec, settings: ParitySettings, device: str, *, longest: int
 ) -> Iterator[StatesEngine]:
-    """The engine with the verifier in it, opened for every layer."""
-    from eagle3.extraction.transformers import TransformersEngine
-    from eagle3.verifier_model import decoder_of, load_model
+    """The engine with the verifier in it, opened for every layer.
 
-    model = load_model(spec, getattr(torch, settings.dtype), device)
-    yield TransformersEngine(
-        model,
-        decoder_of(model),
-        reference_layers(spec.num_hidden_layers),
-        logit_scale=spec.logit_scale,
-        logit_softcap=spec.logit_softcap,
+    Args:
+        longest: tokens of the longest document that it may be asked for.
+    """
+    layers = reference_layers(spec.num_hidden_layers)
+    extraction = ExtractSettings(
+        backend=engine, dtype=settings.dtype, batch_tokens=BATCH_TOKENS, server=settings.server
     )
+    with (
+        tempfile.TemporaryDirectory(prefix="parity-") as work,
+        backends.open_engine(
+            extraction, spec, layers, device=device, longest=longest, work=Path(work)
+        ) as opened,
+    ):
+        yield opened
+
+
+def longest_document(folder: Path) -> int:
+    """Tokens of the longest document in any split of a folder."""
+    return max(max(dataset.lengths) for dataset in splits(folder).values())
 
 
 def check_splits(

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagle3.contract import ParitySettings, check_splits, open_engine
+from eagle3.contract import ParitySettings, check_splits, longest_document, open_engine
 from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
@@ -45,7 +45,8 @@ def run(
                 rule="--verifier-path: a Hugging Face folder or hub id", got="a head file",
             )  # fmt: skip
         spec = VerifierSpec.open(verifier_path)
-        with open_engine(settings.engine, spec, settings, device) as opened:
+        longest = longest_document(data_dir)
+        with open_engine(settings.engine, spec, settings, device, longest=longest) as opened:
             found = check_splits(data_dir, head, settings, opened)
     for name, result in found.items():
         print(f"{data_dir / name}: {result['words']}")

@@ -6,7 +6,14 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from eagle3.contract import NOT_CHECKED, SERVERS, ParitySettings, check_splits, open_engine
+from eagle3.contract import (
+    NOT_CHECKED,
+    SERVERS,
+    ParitySettings,
+    check_splits,
+    longest_document,
+    open_engine,
+)
 from eagle3.errors import HarnessError
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
@@ -45,7 +52,13 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
                     str(verifier), trust_remote_code=stage.run.trust_remote_code
                 )
                 engine = stack.enter_context(
-                    open_engine(settings.engine, spec, settings, stage.run.device)
+                    open_engine(
+                        settings.engine,
+                        spec,
+                        settings,
+                        stage.run.device,
+                        longest=longest_document(states),
+                    )
                 )
             found[str(states)] = check_splits(
                 states, read_head(head), settings, engine, names=TRAINED_ON

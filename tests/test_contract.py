@@ -56,7 +56,7 @@ def right(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_right_states_pass(lab: Lab, right: Path) -> None:
     settings = ParitySettings(engine="transformers", documents=3, max_tokens=32, dtype="float32")
-    with open_engine("transformers", lab.spec, settings, "cpu") as engine:
+    with open_engine("transformers", lab.spec, settings, "cpu", longest=64) as engine:
         found = check_splits(right, lab.head, settings, engine, names=("train", "dev"))
     assert list(found) == ["dev", "train"]
     compared = found["train"]["engine"]

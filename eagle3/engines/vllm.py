@@ -6,6 +6,7 @@ server is in `eagle3.extraction.vllm` and `eagle3.engines.vllm_decoding`.
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def launch(
 
 def _on_cpu(environment: Path) -> dict[str, str]:
     variables = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),  # GiB
         # As many threads as this process, wherever the machine has room for them.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
