@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eagle3.loss import CHUNK_ROWS, TargetHead, softmax_and_lse
+from eagle3.loss import CHUNK_ROWS, TargetHead
 
 AcceptanceKind = Literal["tv", "lk_alpha", "lk_lambda"]
 
@@ -76,11 +76,22 @@ def acceptance_loss(
     return loss, least, best
 
 
+def softmax_with_lse(logits_RD: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities in the logits' dtype and the log-sum-exp, float32 or wider.
+
+    The highest logit less the logarithm of its probability is the log-sum-exp.
+    """
+    wide = torch.promote_types(logits_RD.dtype, torch.float32)
+    probabilities_RD = logits_RD.softmax(-1)
+    highest_R, likely_R = logits_RD.amax(-1).to(wide), probabilities_RD.amax(-1).to(wide)
+    return probabilities_RD, highest_R - likely_R.log_()
+
+
 def overlap(p_RD: Tensor, q_RD: Tensor) -> tuple[Tensor, Tensor]:
-    """α [R], float32 or wider, and its gradient [R, D] in the logits of q."""
+    """α [R], float32 or wider, and its gradient [R, D] in the logits of q; overwrites p."""
     wide = torch.promote_types(q_RD.dtype, torch.float32)
     alpha_R = torch.minimum(p_RD, q_RD).sum(-1, dtype=wide)
-    below_RD = q_RD.masked_fill(q_RD >= p_RD, 0.0)
+    below_RD = p_RD.gt_(q_RD).mul_(q_RD)  # in place, comparisons are as fast as products
     share_R1 = below_RD.sum(-1, keepdim=True, dtype=wide).to(q_RD.dtype)
     return alpha_R, below_RD.addcmul_(q_RD, share_R1, value=-1)
 
@@ -94,11 +105,14 @@ class _Gradient:
         self.x_RH = torch.empty_like(x_RH)
         self.weight_DH = torch.zeros_like(weight_DH, dtype=wide) if trained_head else None
 
-    def add(self, rows: slice, logits_RD: Tensor) -> None:
-        """Takes the gradient in the logits of some rows, in order."""
-        torch.mm(logits_RD, self._weight_DH, out=self.x_RH[rows])
+    def add(self, rows: slice, logits_RD: Tensor, factor_R: Tensor | float) -> None:
+        """Takes a gradient in the logits of some rows, given without a factor of each row."""
+        # H columns instead of D take the factor.
+        if isinstance(factor_R, Tensor):
+            factor_R = factor_R.to(logits_RD.dtype)[:, None]
+        torch.mm(logits_RD, self._weight_DH, out=self.x_RH[rows]).mul_(factor_R)
         if self.weight_DH is not None:
-            self.weight_DH += logits_RD.T @ self._x_RH[rows]
+            self.weight_DH += logits_RD.T @ (self._x_RH[rows] * factor_R)
 
     def mix(self, other: _Gradient, share: float) -> None:
         """Becomes (1 - share) of itself and `share` of another."""
@@ -131,28 +145,29 @@ class _AcceptanceLoss(torch.autograd.Function):
             chunk = slice(start, start + CHUNK_ROWS)
             picked = picked_R[chunk]
             target_logits = targets.head.logits(targets.final_RG[picked])
-            likely = target_logits.max(-1).indices
-            inner, inner_lse = softmax_and_lse(target_logits, likely)
+            inner, inner_lse = softmax_with_lse(target_logits)
             # The logits' rounding can put the draft vocabulary's share a little above all.
             inside = (inner_lse - targets.lse_R[picked]).exp_().clamp_(max=1.0)
             logits = x_RH[chunk] @ weight_DH.T
             if best is not None:
                 best[chunk] = logits.max(-1).indices
-            q, lse = softmax_and_lse(logits, likely)
-            if to_p is not None:
+            if to_p is None:
+                q = logits.softmax(-1)
+            else:
+                q, lse = softmax_with_lse(logits)
                 apart = target_logits.sub_(logits).mul_(inner).sum(-1, dtype=wide)
                 divergence += (apart - inner_lse + lse).sum()
-                to_p.add(chunk, q - inner)
+                to_p.add(chunk, q - inner, 1.0)
             alpha, slope = overlap(inner.mul_(inside.to(inner.dtype)[:, None]), q)
             if kind == "lk_alpha":
                 alpha.clamp_(min=tiny)
                 missed -= alpha.log().sum()
                 least -= inside.clamp(min=tiny).log_().sum()
-                slope.div_(alpha.to(slope.dtype)[:, None])
+                gradient.add(chunk, slope, -1 / alpha)
             else:
                 missed += (1 - alpha).sum()
                 least += (1 - inside).sum()
-            gradient.add(chunk, slope.neg_())
+                gradient.add(chunk, slope, -1.0)
         loss = missed
         if to_p is not None:
             share = torch.exp(-targets.eta * (1 - missed / max(rows, 1)))
