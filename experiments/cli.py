@@ -23,6 +23,25 @@ app = typer.Typer(
 )
 
 
+# What hidden states of other programs do not say of themselves.
+AuxLayers = Annotated[
+    str | None,
+    typer.Option(help="Outputs of decoder layers that the aux states are, as 2,30,58."),
+]
+FinalHidden = Annotated[
+    str | None,
+    typer.Option(help="Final states: pre_norm or post_norm. Absent: found from the data."),
+]
+MaskAlignment = Annotated[
+    str | None,
+    typer.Option(help="Loss mask: token or prediction. Absent: found from the data."),
+]
+PaddingRows = Annotated[
+    str,
+    typer.Option(help="Rows without states at a sample's ends: refuse the sample, or drop them."),
+]
+
+
 def project_root() -> Path:
     """The folder above, or this one, that holds dvc.yaml.
 
@@ -77,7 +96,11 @@ def train(
         str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
     ],
     data_dir: Annotated[
-        Path, typer.Option(help="Hidden states: a data set folder, or one with train/ and dev/.")
+        Path,
+        typer.Option(
+            help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
+            "speculators or SpecForge, read in place."
+        ),
     ],
     output_dir: Annotated[Path, typer.Option(help="Where the drafter's checkpoint goes.")],
     vocab_mapping_dir: Annotated[
@@ -87,7 +110,11 @@ def train(
         ),
     ] = None,
     finetune_from: Annotated[
-        Path | None, typer.Option(help="Drafter checkpoint to start from. Absent: from scratch.")
+        str | None,
+        typer.Option(
+            help="Drafter to start from: a folder or hub id, in EAGLE's, SGLang's or speculators' "
+            "layout. Absent: from scratch."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
@@ -112,8 +139,20 @@ def train(
     num_workers: Annotated[
         int | None, typer.Option(help="Processes that read data ahead; 0: none.", min=0)
     ] = None,
+    aux_layers: AuxLayers = None,
+    final_hidden: FinalHidden = None,
+    mask_alignment: MaskAlignment = None,
+    padding_rows: PaddingRows = "refuse",
+    drafter_aux_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Outputs of decoder layers that the drafter to start from was trained on, as "
+            "2,30,58, if its config is silent or wrong."
+        ),
+    ] = None,
 ) -> None:
     """Train one drafter outside the pipeline. What is not said comes from params.yaml."""
+    from experiments.conventions_flags import conventions, layers
     from experiments.train_command import run
 
     run(
@@ -131,6 +170,8 @@ def train(
         scheduler=scheduler,
         warmup_ratio=warmup_ratio,
         num_workers=num_workers,
+        conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
+        drafter_aux_layers=layers(drafter_aux_layers, "--drafter-aux-layers"),
     )
 
 
@@ -162,6 +203,36 @@ def parity(
         max_tokens=max_tokens,
         dtype=dtype,
         device=device,
+    )
+
+
+@app.command("import")
+def import_states(
+    verifier_path: Annotated[
+        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
+    ],
+    data_dir: Annotated[Path, typer.Option(help="A folder of speculators or SpecForge.")],
+    output_dir: Annotated[
+        Path, typer.Option(help="Where train/ (and dev/) go, as the pipeline reads them.")
+    ],
+    val_ratio: Annotated[
+        float, typer.Option(help="Share of documents that go to dev/.", min=0, max=0.9)
+    ] = 0.0,
+    aux_layers: AuxLayers = None,
+    final_hidden: FinalHidden = None,
+    mask_alignment: MaskAlignment = None,
+    padding_rows: PaddingRows = "refuse",
+) -> None:
+    """Write another program's hidden states as the pipeline's own shards."""
+    from experiments.conventions_flags import conventions
+    from experiments.import_command import run
+
+    run(
+        verifier_path=verifier_path,
+        data_dir=data_dir,
+        output_dir=output_dir,
+        val_ratio=val_ratio,
+        conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
     )
 
 

@@ -10,8 +10,10 @@ import torch
 
 from eagle3.dataset import Document, ShardWriter, StatesMeta
 from eagle3.errors import HarnessError
+from eagle3.formats.vocab_arrays import read_arrays
 from eagle3.verifier import VerifierSpec
 from experiments import train_command
+from experiments.training_data import input_digests
 
 SIZE = 6
 TARGETS = [1, 2, 5]
@@ -27,7 +29,7 @@ def arrays(folder: Path, d2t: object, t2d: object) -> Path:
 def test_offsets_and_token_ids_are_told_apart(tmp_path: Path) -> None:
     t2d = [i in TARGETS for i in range(SIZE)]
     for d2t in (TARGETS, [1, 1, 3]):
-        read = train_command._from_arrays(arrays(tmp_path, d2t, t2d), SIZE)
+        read = read_arrays(arrays(tmp_path, d2t, t2d), SIZE)
         assert read.target_ids.tolist() == TARGETS
 
 
@@ -43,13 +45,13 @@ def test_offsets_and_token_ids_are_told_apart(tmp_path: Path) -> None:
 )
 def test_arrays_that_cannot_be_used(tmp_path: Path, d2t: object, t2d: object, message: str) -> None:
     with pytest.raises(HarnessError, match=message):
-        train_command._from_arrays(arrays(tmp_path, d2t, t2d), SIZE)
+        read_arrays(arrays(tmp_path, d2t, t2d), SIZE)
 
 
 def test_a_text_file_for_an_array(tmp_path: Path) -> None:
     (tmp_path / "d2t.npy").write_text("1 2 3")
     with pytest.raises(HarnessError, match=r"d2t\.npy"):
-        train_command._from_arrays(tmp_path, SIZE)
+        read_arrays(tmp_path, SIZE)
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_what_is_refused(project: Path, tiny_verifier: Path) -> None:
     refused("config.json is missing", project / "no", mine, out)
     refused(r"no finished folder[\s\S]*none", tiny_verifier, project / "none", out)
     refused("do not belong together", tiny_verifier, theirs, out)
-    refused("nothing to start from", tiny_verifier, mine, out, finetune_from=project / "no")
+    refused("nothing to start from", tiny_verifier, mine, out, finetune_from=str(project / "no"))
     refused(r"scheduler = 'cosin'[\s\S]*'cosine'", tiny_verifier, mine, out, scheduler="cosin")
     refused("holds other files[\\s\\S]*thesis.tex", tiny_verifier, mine, project / "full")
     refused("is a file", tiny_verifier, mine, project / "full" / "thesis.tex")
@@ -127,6 +129,6 @@ def test_other_inputs_are_other_work(project: Path, tiny_verifier: Path) -> None
     """A killed run is taken up for the same content, whatever its path says."""
     spec = VerifierSpec.open(tiny_verifier)
     data = states(project / "mine", spec, spec.config_hash)
-    before = train_command._digests(spec, data, None, None)
+    before = input_digests(spec, data, None, None)
     (data / "index.jsonl").write_text((data / "index.jsonl").read_text() + "\n")
-    assert train_command._digests(spec, data, None, None) != before
+    assert input_digests(spec, data, None, None) != before

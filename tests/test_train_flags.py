@@ -75,7 +75,7 @@ def test_from_scratch_then_finetune(project: Path, caplog: pytest.LogCaptureFixt
     first = load_file(project / "drafter" / "model.safetensors")
     assert len(first["d2t"]) == 20
     caplog.clear()
-    train(epochs=1, finetune_from=Path("drafter"), output_dir=Path("second"), lr=1e-9)
+    train(epochs=1, finetune_from="drafter", output_dir=Path("second"), lr=1e-9)
     assert caplog.messages[0] == "finetune from drafter"
     second = load_file(project / "second" / "model.safetensors")
     # At a rate of nearly nothing it is still the drafter that it started from.

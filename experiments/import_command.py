@@ -1,0 +1,106 @@
+"""`eagle3 import`: another program's hidden states as the pipeline's own shards.
+
+After that nothing has to be said of them any more, and every tool reads them. Training in place
+needs no import.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tqdm import tqdm
+
+from eagle3.conventions import Conventions
+from eagle3.dataset import ShardWriter
+from eagle3.errors import HarnessError
+from eagle3.foreign import ForeignStates
+from eagle3.formats.foreign_states import open_foreign
+from eagle3.workspace import publish, work_folder
+from experiments.cli import project_root
+from experiments.training_data import (
+    head_of,
+    input_digests,
+    open_foreign_states,
+    split,
+    verifier_of,
+)
+from stages.params import read_section
+from stages.runner import RunSettings, set_logging, set_threads
+from stages.signals import stop_on_signals
+
+log = logging.getLogger(__name__)
+
+SHARD_BYTES = 2 << 30
+
+
+def run(
+    *,
+    verifier_path: str,
+    data_dir: Path,
+    output_dir: Path,
+    val_ratio: float,
+    conventions: Conventions,
+) -> None:
+    """Writes `train/`, and `dev/` where a share is held out, under `output_dir`.
+
+    Killed and called again with the same arguments, it goes on at the last finished shard.
+
+    Raises:
+        HarnessError: no folder of a known format, something that has to be said of it, or
+            `output_dir` is there already.
+    """
+    root = project_root()
+    set_logging()
+    runs = read_section(root / "params.yaml", RunSettings, "run")
+    set_threads(runs.threads)
+    folder = open_foreign(data_dir)
+    if folder is None:
+        raise HarnessError(
+            "no hidden states of a known format",
+            where=data_dir,
+            rule="data_*.pt (speculators v1), hs_*.safetensors beside an arrow data set (later "
+            "speculators), or rows_*/data_*.ckpt (SpecForge)",
+            got=_contents(data_dir),
+        )
+    if output_dir.exists() and any(output_dir.iterdir()):
+        raise HarnessError(
+            "--output-dir is not empty", where=output_dir, rule="a new folder",
+            got=", ".join(sorted(path.name for path in output_dir.iterdir())[:5]),
+        )  # fmt: skip
+    verifier = verifier_of(verifier_path)
+    key = {
+        "inputs": input_digests(verifier, data_dir, None, folder),
+        "said": conventions.model_dump(),
+        "val_ratio": val_ratio,
+        "output": str(output_dir.resolve()),
+    }
+    with work_folder(root, "import", key) as work:
+        try:
+            head = head_of(verifier_path, work)
+            states = open_foreign_states(folder, verifier_path, head, conventions, runs)
+            stop_on_signals()
+            for name, chosen in zip(("train", "dev"), split(states, val_ratio), strict=True):
+                if chosen:
+                    _write(states, chosen, work / "states" / name, name)
+            publish(work / "states", output_dir.resolve())
+        finally:
+            (work / "head.safetensors").unlink(missing_ok=True)
+    log.info("hidden states: %s", output_dir)
+
+
+def _write(states: ForeignStates, chosen: list[int], folder: Path, name: str) -> None:
+    writer = ShardWriter(folder, states.meta, SHARD_BYTES)
+    done = writer.done
+    for index in tqdm(chosen, desc=name, unit="sample"):
+        if states.ids[index] not in done:
+            writer.add(states[index])
+    meta = writer.finish()
+    log.info("%s: %d samples, %d tokens, %d supervised", name, meta.documents, meta.rows,
+             meta.supervised)  # fmt: skip
+
+
+def _contents(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder"
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "an empty folder"

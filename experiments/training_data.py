@@ -1,0 +1,232 @@
+"""What `eagle3 train` and `eagle3 import` read: a verifier, hidden states, a draft vocabulary.
+
+Hidden states are the pipeline's own shards or another program's folder, read where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import torch
+
+from eagle3.arm import ArmData, open_states
+from eagle3.chat import generation_opening
+from eagle3.conventions import Conventions, settle
+from eagle3.dataset import Document, StatesDataset
+from eagle3.errors import HarnessError
+from eagle3.foreign import ForeignStates
+from eagle3.formats.foreign_states import ForeignFolder, open_foreign
+from eagle3.formats.vocab_arrays import read_arrays
+from eagle3.seeding import seed_of
+from eagle3.verifier import HeadConfig, VerifierSpec
+from eagle3.verifier_head import VerifierHead, read_head, write_head
+from eagle3.verifier_model import load_tokenizer
+from eagle3.vocab import DraftVocabulary, VocabSettings, build_vocabulary, read_vocabulary
+from eagle3.workspace import digest, digest_file
+from stages.params import read_section
+from stages.runner import RunSettings
+
+log = logging.getLogger(__name__)
+
+States = StatesDataset | ForeignStates
+
+
+class Chosen(Sequence[Document]):
+    """Some documents of a data set, read when they are asked for."""
+
+    def __init__(self, documents: Sequence[Document], indices: Sequence[int]) -> None:
+        self._documents, self._indices = documents, list(indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        if isinstance(index, slice):
+            return Chosen(self._documents, self._indices[index])
+        return self._documents[self._indices[index]]
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self._documents[index] for index in self._indices)
+
+
+def training_folder(data_dir: Path) -> Path:
+    """The training split under a folder, or the folder itself."""
+    return data_dir / "train" if (data_dir / "train").is_dir() else data_dir
+
+
+def verifier_of(path: str) -> HeadConfig:
+    """What a verifier, or the head file that the pipeline wrote of one, says of itself."""
+    if Path(path).is_file():
+        return read_head(Path(path)).config
+    return VerifierSpec.open(path)
+
+
+def head_of(path: str, work: Path) -> VerifierHead:
+    """From a verifier, through a file in `work`, or from a head file."""
+    file = work / "head.safetensors"
+    if Path(path).is_file():
+        file.unlink(missing_ok=True)
+        file.symlink_to(Path(path).resolve())
+    else:
+        write_head(VerifierSpec.open(path), file)
+    return read_head(file)
+
+
+@contextlib.contextmanager
+def head_kept_for_resuming(work: Path) -> Iterator[None]:
+    """Leaves no head file behind where there is nothing to take up: it can have gigabytes."""
+    try:
+        yield
+    finally:
+        if not any(work.glob("state-*")):
+            (work / "head.safetensors").unlink(missing_ok=True)
+
+
+def check_states(data_dir: Path, verifier: HeadConfig, said: Conventions) -> ForeignFolder | None:
+    """Refuses at once what cannot be used; returns another program's folder, None for our shards.
+
+    Raises:
+        HarnessError: nothing to train on there, states of another verifier, or flags for what our
+            own shards say themselves.
+    """
+    folder = open_foreign(data_dir)
+    if folder is None:
+        StatesDataset.open(training_folder(data_dir)).check(verifier)
+        if said != Conventions():
+            raise HarnessError(
+                "these hidden states say themselves what they are",
+                where=data_dir, rule="no --aux-layers, --final-hidden, --mask-alignment, "
+                "--padding-rows for the pipeline's own states", got=said.model_dump(),
+            )  # fmt: skip
+        return None
+    log.info("%s: %d samples of %s, read in place", data_dir, len(folder.paths), folder.kind)
+    return folder
+
+
+def open_foreign_states(
+    folder: ForeignFolder,
+    verifier_path: str,
+    head: VerifierHead,
+    said: Conventions,
+    run: RunSettings,
+) -> ForeignStates:
+    """Another program's folder with its conventions settled."""
+    settled = settle(folder, head, said, answer_opening(verifier_path, run))
+    return ForeignStates(folder, head, settled, device=run.device)
+
+
+def answer_opening(verifier_path: str, run: RunSettings) -> list[int] | None:
+    """Token ids with which the verifier's chat template opens an answer, where it can be had."""
+    if Path(verifier_path).is_file():
+        return None
+    try:
+        spec = VerifierSpec.open(verifier_path, trust_remote_code=run.trust_remote_code)
+        return generation_opening(load_tokenizer(spec))
+    except HarnessError as error:
+        log.info("no chat template to check the loss mask by: %s", str(error).split("\n")[0])
+        return None
+
+
+def vocabulary_of(
+    folder: Path | None, states: States | Sequence[Document], head: VerifierHead, params: Path
+) -> DraftVocabulary:
+    """The mapping given, or one made from the data's supervised tokens."""
+    size = head.config.vocab_size
+    if folder is None:
+        wanted = read_section(params, VocabSettings, "vocab").size or size
+        counts = torch.zeros(size, dtype=torch.int64)
+        for ids, mask in _tokens(states):
+            counts += torch.bincount(ids[mask.bool()].long(), minlength=size)
+        log.info("no --vocab-mapping-dir: %d draft tokens chosen from the data", wanted)
+        return build_vocabulary(counts, wanted, head.config.eos_token_ids)
+    if folder.is_file():
+        return read_vocabulary(folder, vocab_size=size)
+    if (folder / "vocab.safetensors").is_file():
+        return read_vocabulary(folder / "vocab.safetensors", vocab_size=size)
+    return read_arrays(folder, size)
+
+
+def _tokens(states: States | Sequence[Document]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if isinstance(states, ForeignStates):  # without their states: those are most of the bytes
+        yield from (states.tokens(index) for index in range(len(states)))
+    else:
+        yield from ((document.token_ids, document.loss_mask) for document in states)
+
+
+def arm_data(
+    data_dir: Path,
+    states: States | None,
+    head: VerifierHead,
+    vocabulary: DraftVocabulary,
+    val_ratio: float | None,
+) -> ArmData:
+    """train/ and dev/ under a folder, or one folder split by sample id.
+
+    Args:
+        states: the folder, opened; None for one with splits in it.
+    """
+    if states is None:
+        data = open_states(data_dir, head, vocabulary)
+        if data.dev:
+            if val_ratio:
+                log.info("--val-ratio is not used: %s has a dev split", data_dir)
+            return data
+        states = StatesDataset.open(data_dir / "train")
+    kept, held = split(states, val_ratio)
+    dev = [index for index in held if _one_answer(states, index)]
+    if len(dev) < len(held):
+        log.info("%d held out samples have several answers: no τ by replay", len(held) - len(dev))
+    log.info("%d samples to train on, %d held out", len(kept), len(held))
+    lengths = [states.lengths[index] for index in kept]
+    return ArmData(
+        states.meta, Chosen(states, kept), lengths, Chosen(states, dev), head, vocabulary
+    )
+
+
+def split(states: States, val_ratio: float | None) -> tuple[list[int], list[int]]:
+    """Indices to train on and held out: a property of each sample's id."""
+    share = val_ratio or 0.0
+    held = [
+        index
+        for index, name in enumerate(states.ids)
+        if seed_of("validation", name) / 2**63 < share
+    ]
+    out = set(held)
+    return [index for index in range(len(states)) if index not in out], held
+
+
+def _one_answer(states: States, index: int) -> bool:
+    """Whether a sample's supervised tokens are one run, as replay wants them."""
+    if isinstance(states, StatesDataset):
+        marked = states[index].loss_mask.nonzero()[:, 0]
+    else:
+        marked = states.tokens(index)[1].nonzero()[:, 0]
+    return bool(len(marked)) and int(marked[-1] - marked[0]) + 1 == len(marked)
+
+
+def input_digests(
+    verifier: HeadConfig, data_dir: Path, vocabulary: Path | None, folder: ForeignFolder | None
+) -> dict[str, str]:
+    """What a killed run is taken up under: the same inputs by content, not by path.
+
+    Of another program's samples, names, sizes and times stand for the content: a terabyte is not
+    read for it.
+    """
+    files = sorted({*data_dir.glob("*/index.jsonl"), *data_dir.glob("index.jsonl")})
+    if vocabulary is not None:
+        files += [vocabulary] if vocabulary.is_file() else sorted(vocabulary.glob("*.*"))
+    found = {str(path): digest_file(path) for path in files if path.is_file()}
+    if folder is not None:
+        stats = [(path.name, path.stat()) for path in folder.paths]
+        found["samples"] = digest([[n, s.st_size, s.st_mtime_ns] for n, s in stats])
+    if isinstance(verifier, VerifierSpec):
+        found[verifier.source] = verifier.revision
+    return {**found, "verifier": verifier.config_hash}
