@@ -1,0 +1,119 @@
+"""Training on another program's hidden states where they lie, and on what was imported of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eagle3.conventions import Conventions
+from eagle3.dataset import StatesDataset
+from eagle3.errors import HarnessError
+from experiments import import_command, train_command
+from experiments.conventions_flags import conventions, layers
+from stages.params import dump_yaml, read_yaml
+from tests.foreign_data import LAYERS, make_samples, write_specforge, write_v1
+
+SAID = Conventions(aux_layers=LAYERS)
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, project_root: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A project folder with a verifier and two foreign folders in it; the current folder."""
+    params = read_yaml(project_root / "params.yaml")
+    params["run"]["threads"] = 1
+    params["train"] |= {"batch_tokens": 64, "evaluations": 1, "dtype": "float32"}
+    params["vocab"]["size"] = 200
+    (tmp_path / "params.yaml").write_text(dump_yaml(params))
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    samples = make_samples(tmp_path / "verifier")
+    write_v1(tmp_path / "v1", samples)
+    write_specforge(tmp_path / "specforge", samples)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(data: str, out: str, **more: Any) -> dict[str, torch.Tensor]:
+    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std scheduler"
+    given: dict[str, Any] = dict.fromkeys([*names.split(), "warmup_ratio", "num_workers"])
+    given |= {"epochs": 2, "val_ratio": 0.3, "noise_std": 0.05, "conventions": SAID}
+    given |= {"verifier_path": "verifier", "data_dir": Path(data), "output_dir": Path(out)}
+    train_command.run(**(given | more))
+    return load_file(Path(out) / "model.safetensors")
+
+
+def test_in_place_imported_and_from_scratch_are_one(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A v1 folder trains to the same bits as the shards that were imported of it."""
+    caplog.set_level(logging.INFO)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in Path("v1").iterdir())
+    in_place = train("v1", "a")
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in Path("v1").iterdir()) == before
+    text = "\n".join(caplog.messages)
+    assert caplog.messages[0] == "from scratch: no --finetune-from"
+    assert "8 samples of speculators v1, read in place" in text
+    assert "final states: pre_norm, found from the data (0% of" in text
+    assert "loss mask: aligned to the token (8 of 8 runs" in text
+    import_command.run(
+        verifier_path="verifier", data_dir=Path("v1"), output_dir=Path("shards"), val_ratio=0.3,
+        conventions=SAID,
+    )  # fmt: skip
+    sets = [StatesDataset.open(Path("shards") / name, verify=True) for name in ("train", "dev")]
+    assert sorted([*sets[0].ids, *sets[1].ids]) == [f"data_{i}" for i in range(8)]
+    assert sets[0].meta.final_hidden == "pre_norm" and sets[0].meta.aux_layers == LAYERS
+    imported = train("shards", "b", conventions=Conventions())
+    assert imported.keys() == in_place.keys()
+    assert all(torch.equal(imported[name], in_place[name]) for name in in_place)
+    about = [json.loads((Path(out) / "provenance.json").read_text()) for out in ("a", "b")]
+    assert about[0]["best_dev_tau"] == about[1]["best_dev_tau"] >= 1.0
+    assert not list(Path(".work").glob("*/head.safetensors"))
+
+
+def test_pre_and_post_norm_states_train_alike(project: Path) -> None:
+    """speculators' states are from before the last norm, SpecForge's from after: one verifier."""
+    first, second = train("v1", "a", noise_std=None), train("specforge", "b", noise_std=None)
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def test_what_is_refused(project: Path) -> None:
+    def refused(message: str, call: Any, **arguments: Any) -> None:
+        with pytest.raises(HarnessError, match=message):
+            call(**arguments)
+        assert not Path("out").exists()
+        left = [path for path in Path(".work").rglob("*") if path.suffix == ".safetensors"]
+        assert left == []
+
+    v1 = {"data": "v1", "out": "out"}
+    refused(r"which layers[\s\S]*--aux-layers", train, **v1, conventions=Conventions())
+    wrong = SAID.model_copy(update={"final_hidden": "post_norm"})
+    refused("deny what was said of the final states", train, **v1, conventions=wrong)
+    import_command.run(
+        verifier_path="verifier", data_dir=Path("v1"), output_dir=Path("shards"), val_ratio=0.0,
+        conventions=SAID,
+    )  # fmt: skip
+    refused("say themselves what they are", train, data="shards/train", out="out")
+    importing = {"verifier_path": "verifier", "val_ratio": 0.0, "conventions": SAID}
+    where = {"data_dir": Path("shards"), "output_dir": Path("out")}
+    refused(r"no hidden states of a known format[\s\S]*got: train", import_command.run,
+            **importing, **where)  # fmt: skip
+    with pytest.raises(HarnessError, match=r"not empty[\s\S]*train"):
+        import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("shards"))
+
+
+def test_flags_as_settings() -> None:
+    assert conventions("2,30,58", "post_norm", None, "drop") == Conventions(
+        aux_layers=[2, 30, 58], final_hidden="post_norm", padding_rows="drop"
+    )
+    with pytest.raises(HarnessError, match=r"--aux-layers[\s\S]*2,30,58[\s\S]*got: 2;30"):
+        layers("2;30", "--aux-layers")
+    with pytest.raises(HarnessError, match=r"final_hidden = 'after'[\s\S]*'post_norm'"):
+        conventions(None, "after", None, "refuse")
