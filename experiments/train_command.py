@@ -29,6 +29,7 @@ from experiments.training_data import (
     head_of,
     input_digests,
     open_foreign_states,
+    split,
     training_folder,
     verifier_of,
     vocabulary_of,
@@ -120,8 +121,10 @@ def run(
             states = open_foreign_states(folder, verifier_path, head, conventions, runs)
         else:
             states = StatesDataset.open(training_folder(data_dir))
-        vocabulary = vocabulary_of(vocab_mapping_dir, states, head, root / "params.yaml")
         splits = folder is None and (data_dir / "train").is_dir()
+        held_out = None if (data_dir / "dev").is_dir() and splits else val_ratio
+        kept, _ = split(states, held_out)
+        vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
         tracker = MlflowTracker(
             resolve_store(root),

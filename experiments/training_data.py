@@ -136,14 +136,18 @@ def answer_opening(verifier_path: str, run: RunSettings) -> list[int] | None:
 
 
 def vocabulary_of(
-    folder: Path | None, states: States | Sequence[Document], head: VerifierHead, params: Path
+    folder: Path | None, states: States, kept: Sequence[int], head: VerifierHead, params: Path
 ) -> DraftVocabulary:
-    """The mapping given, or one made from the data's supervised tokens."""
+    """The mapping given, or one made from supervised tokens.
+
+    Args:
+        kept: samples to count in: those that are trained on, none held out.
+    """
     size = head.config.vocab_size
     if folder is None:
         wanted = read_section(params, VocabSettings, "vocab").size or size
         counts = torch.zeros(size, dtype=torch.int64)
-        for ids, mask in _tokens(states):
+        for ids, mask in _tokens(states, kept):
             counts += torch.bincount(ids[mask.bool()].long(), minlength=size)
         log.info("no --vocab-mapping-dir: %d draft tokens chosen from the data", wanted)
         return build_vocabulary(counts, wanted, head.config.eos_token_ids)
@@ -154,11 +158,13 @@ def vocabulary_of(
     return read_arrays(folder, size)
 
 
-def _tokens(states: States | Sequence[Document]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    if isinstance(states, ForeignStates):  # without their states: those are most of the bytes
-        yield from (states.tokens(index) for index in range(len(states)))
-    else:
-        yield from ((document.token_ids, document.loss_mask) for document in states)
+def _tokens(states: States, kept: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for index in kept:
+        if isinstance(states, ForeignStates):  # without its states: those are most of the bytes
+            yield states.tokens(index)
+        else:
+            document = states[index]
+            yield document.token_ids, document.loss_mask
 
 
 def arm_data(
