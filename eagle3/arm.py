@@ -22,6 +22,7 @@ from eagle3.errors import HarnessError
 from eagle3.formats.published_tensors import weight_files
 from eagle3.initialise import from_checkpoint, head_rows, new_drafter
 from eagle3.loss import TargetHead
+from eagle3.ranks import ALONE, Ranks
 from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
 from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
@@ -171,8 +172,12 @@ def train_arm(
     tracker: Tracker,
     on_eval: OnEval | None = None,
     init_layers: Sequence[int] | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainResult:
-    """Trains and leaves the best checkpoint by dev τ in `work/checkpoint`, weights in float32."""
+    """Trains and leaves the best checkpoint by dev τ in `work/checkpoint`, weights in float32.
+
+    All ranks call it alike; the checkpoint is there when the first of them returns.
+    """
     drafter = first_drafter(init, data, settings, seed, init_layers)
     result = train(
         drafter,
@@ -185,8 +190,10 @@ def train_arm(
         work=work,
         tracker=tracker,
         on_eval=on_eval,
+        ranks=ranks,
     )
-    save_drafter(work / "checkpoint", drafter, data.head.config, torch.float32)
+    folder, config = work / "checkpoint", data.head.config
+    ranks.on_leader(lambda: save_drafter(folder, drafter, config, torch.float32))
     log.info(
         "kept step %d of %d%s",
         result.best_step,

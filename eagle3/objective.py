@@ -16,10 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from eagle3.dataset import Document
 from eagle3.drafter import Drafter
 from eagle3.loss import TargetHead, Targets, soft_cross_entropy, soft_targets
 from eagle3.loss_acceptance import AcceptanceTargets, acceptance_loss
-from eagle3.packing import Batch, measured_rows, shifted, supervised_rows
+from eagle3.packing import Batch, measured_rows, pack, shifted, supervised_rows
 from eagle3.settings import Settings
 from eagle3.ttt import cast_weights, ttt_steps
 from eagle3.vocab import DraftVocabulary
@@ -50,7 +51,8 @@ class Outcome:
     """Of one batch.
 
     Attributes:
-        loss: what to differentiate: the weighted sum over steps of each step's mean over rows.
+        loss: what to differentiate: the weighted sum over steps of each step's mean over rows, or
+            this batch's part of it where the mean is over several batches.
         losses: per step, mean loss over its supervised rows (0 where none); of soft_ce in nats.
         divergences: per step, the same less what the best drafter with this vocabulary would have;
             of soft_ce the verifier's entropy is taken off, which leaves the KL divergence. Empty
@@ -68,6 +70,15 @@ class Outcome:
     cumulative: list[int]
     measured: list[int]
 
+    def detached(self) -> Outcome:
+        """The same numbers without the graph, where any process can read them."""
+        return replace(
+            self,
+            loss=self.loss.detach().cpu(),
+            losses=[value.cpu() for value in self.losses],
+            divergences=[value.cpu() for value in self.divergences],
+        )
+
 
 def objective(
     drafter: Drafter,
@@ -78,21 +89,21 @@ def objective(
     *,
     dtype: torch.dtype,
     measure: bool,
+    rows_in_all: Sequence[int] | None = None,
 ) -> Outcome:
     """Loss and, if wanted, accuracies of one batch at every TTT step.
 
     Args:
         dtype: of the computation; parameters and their gradients keep their own.
         measure: also entropies and right argmaxes, which cost about a tenth of the time.
+        rows_in_all: per step, the supervised rows of all batches of the optimizer step
+            (`supervised_in`), so that rows weigh alike whatever batch they came in. None: this
+            batch is all there is.
     """
     steps = settings.ttt_steps
     device = batch.token_ids_N.device
     top1_N = vocabulary.draft_of.to(device)[batch.top1_N]
-    supervised = [supervised_rows(batch, step) for step in range(steps)]
-    if settings.outside_rows == "drop":
-        # The target of row t at step k stands at t+1+k.
-        inside_N = top1_N >= 0
-        supervised = [rows & shifted(inside_N, 1 + k) for k, rows in enumerate(supervised)]
+    supervised = _asked(batch, top1_N, settings)
     wanted = torch.stack(supervised).any(0)
     active_R = wanted.nonzero()[:, 0]
     place_N = torch.full_like(batch.token_ids_N, -1)
@@ -130,7 +141,8 @@ def objective(
             loss, best = soft_cross_entropy(x, weights.head_DH, targets, picked, argmax=measure)
             least = loss if targets.entropy_R is None else targets.entropy_R[picked].sum()
         mean = loss / max(len(rows), 1)
-        total = total + settings.step_decay**step * mean
+        part = mean if rows_in_all is None else loss / max(rows_in_all[step], 1)
+        total = total + settings.step_decay**step * part
         outcome.losses.append(mean.detach())
         outcome.rows.append(len(rows))
         if measure:
@@ -146,14 +158,39 @@ def objective(
     return replace(outcome, loss=total)
 
 
+def _asked(batch: Batch, top1_N: Tensor, settings: ObjectiveSettings) -> list[Tensor]:
+    """The rows in the loss of each TTT step, bool [N]."""
+    supervised = [supervised_rows(batch, step) for step in range(settings.ttt_steps)]
+    if settings.outside_rows == "keep":
+        return supervised
+    # The target of row t at step k stands at t+1+k.
+    return [rows & shifted(top1_N >= 0, 1 + k) for k, rows in enumerate(supervised)]
+
+
+def supervised_in(
+    documents: Sequence[Document],
+    vocabulary: DraftVocabulary,
+    settings: ObjectiveSettings,
+    *,
+    max_length: int,
+) -> list[int]:
+    """Per TTT step, the rows in the loss over documents; their states are not read."""
+    lean = [
+        replace(document, aux=document.aux[:, :0], final=document.final[:, :0])
+        for document in documents
+    ]
+    batch = pack(lean, max_length)
+    return [int(rows.sum()) for rows in _asked(batch, vocabulary.draft_of[batch.top1_N], settings)]
+
+
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Metrics of one optimizer step: rows weigh alike, whatever micro-batch they came in.
+    """Metrics of one optimizer step from all its batches; rows weigh alike in whatever batch.
 
     loss_k and divergence_k: means over the supervised rows of TTT step k. accuracy_k: share of
     counted rows with the verifier's argmax; cumulative_k: right at every step up to k;
     conditional_k: of those right before, the share still right.
     """
-    metrics: dict[str, float] = {"loss": sum(o.loss.item() for o in outcomes) / len(outcomes)}
+    metrics: dict[str, float] = {"loss": sum(o.loss.item() for o in outcomes)}
     right_before = 1.0
     for k in range(len(outcomes[0].rows)):
         rows = sum(o.rows[k] for o in outcomes)

@@ -1,7 +1,7 @@
 """How far a training run has come: its metrics, its best weights, and taking it up again.
 
-Joins the values that a run carries from step to step to the files in its working folder. Knows
-nothing of data, losses or schedules.
+Joins the values that a run carries from step to step to the files in its working folder. All ranks
+call these alike; rank 0 writes. Knows nothing of data, losses or schedules.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from eagle3.parallel import like, whole
+from eagle3.ranks import Ranks
 from eagle3.resume import (
     TrainingState,
-    newest_state,
-    optimizer_tensors,
-    restore_optimizer,
+    load_best,
+    load_state,
+    newest_good,
+    save_best,
     save_state,
 )
 from eagle3.tracking import Tracker
 
 log = logging.getLogger(__name__)
-BEST = "best.safetensors"
 Trained = Mapping[str, torch.nn.Parameter]
 
 
@@ -57,52 +59,103 @@ class Progress:
         """The newest value of a metric."""
         return next((value for name, _, value in reversed(self.history) if name == metric), None)
 
+    def evaluations_since_best(self) -> int:
+        """How many replays on dev have not been above the best one since."""
+        return sum(name == "dev_tau" and step > self.best_step for name, step, _ in self.history)
 
-def keep_if_best(progress: Progress, tau: float, work: Path, trained: Trained) -> None:
-    """Writes the weights of now where τ on dev is above all before."""
+
+def keep_if_best(
+    progress: Progress, tau: float, work: Path, trained: Trained, ranks: Ranks
+) -> None:
+    """Writes the weights of now where τ on dev is above all before.
+
+    Raises:
+        HarnessError: they could not be written.
+    """
     if progress.best_tau is not None and tau <= progress.best_tau:
         return
     progress.best_step, progress.best_tau = progress.step, tau
-    part = work / f".{BEST}.part"
-    save_file({name: parameter.detach() for name, parameter in trained.items()}, part)
-    part.replace(work / BEST)
+    tensors = {name: whole(parameter) for name, parameter in trained.items()}
+    ranks.on_leader(lambda: save_best(work, progress.step, tensors))
 
 
 @torch.no_grad()
-def restore_best(work: Path, trained: Trained) -> None:
-    """Puts the best weights back."""
-    best = load_file(work / BEST)
+def restore_best(progress: Progress, work: Path, trained: Trained) -> None:
+    """Puts the best weights back.
+
+    Raises:
+        HarnessError: they are gone or damaged.
+    """
+    best = load_best(work, progress.best_step)
     for name, parameter in trained.items():
         parameter.copy_(best[name])
 
 
 def save_progress(
-    work: Path, progress: Progress, trained: Trained, optimizer: torch.optim.Optimizer
+    work: Path,
+    progress: Progress,
+    trained: Trained,
+    optimizer: torch.optim.Optimizer,
+    keep_last: int,
+    ranks: Ranks,
 ) -> None:
-    """Writes all that the steps after this one depend on.
+    """Writes all that the steps after this one depend on. The data's place and all random numbers
+    are functions of the step, and the learning rate is too: none of them has a state.
 
     Raises:
         HarnessError: it could not be written; earlier states are intact.
     """
-    tensors = {name: parameter.detach() for name, parameter in trained.items()}
-    tensors |= optimizer_tensors(optimizer, list(trained))
+    tensors = {name: whole(parameter) for name, parameter in trained.items()}
+    tensors |= _moments(optimizer, list(trained))
     facts = {
         "best_step": progress.best_step,
         "best_tau": progress.best_tau,
         "history": progress.history,
     }
-    save_state(work, TrainingState(progress.step, tensors, facts))
+    state = TrainingState(progress.step, tensors, facts)
+    ranks.on_leader(lambda: save_state(work, state, keep_last))
 
 
 @torch.no_grad()
-def take_up(work: Path, trained: Trained, optimizer: torch.optim.Optimizer) -> Progress:
-    """Where a killed run stood, its weights and moments put back; a new start without one."""
-    state = newest_state(work)
-    if state is None:
+def take_up(
+    work: Path, trained: Trained, optimizer: torch.optim.Optimizer, ranks: Ranks
+) -> Progress:
+    """Where a killed run stood, its weights and moments put back; a new start without one.
+
+    All ranks see the same working folder. The state knows nothing of their number.
+    """
+    step = ranks.on_leader(lambda: newest_good(work))
+    if step is None:
         return Progress()
+    state = load_state(work, step)
     for name, parameter in trained.items():
-        parameter.copy_(state.tensors[name])
-    restore_optimizer(optimizer, list(trained), state.tensors)
+        parameter.copy_(like(state.tensors[name], parameter))
+    _restore_moments(optimizer, trained, state.tensors)
     log.info("resuming after step %d", state.step)
     history = [(str(name), int(step), float(value)) for name, step, value in state.facts["history"]]
     return Progress(state.step, state.facts["best_step"], state.facts["best_tau"], history)
+
+
+def _moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """Moments and step counts by parameter name."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"optimizer.{names[index]}.{key}": whole(value)
+        for index, values in state.items()
+        for key, value in values.items()
+    }
+
+
+def _restore_moments(
+    optimizer: torch.optim.Optimizer, trained: Trained, tensors: Mapping[str, Tensor]
+) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for index, (name, parameter) in enumerate(trained.items()):
+        prefix = f"optimizer.{name}."
+        state[index] = {
+            key.removeprefix(prefix): like(value.clone(), parameter) if value.dim() else value
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

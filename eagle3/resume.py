@@ -1,18 +1,21 @@
-"""The state of an interrupted training: written whole or not at all, newest good one first.
+"""The states of an interrupted training, and the best weights so far: whole on disk, or not used.
 
-Tensors are safetensors, the rest JSON: nothing is unpickled.
+Each is a folder of tensors and facts, written under another name, flushed to the disk and renamed;
+its checksum is compared before it is read. Tensors are safetensors, the rest JSON: nothing is
+unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,7 +24,7 @@ from eagle3.errors import HarnessError
 from eagle3.workspace import digest_file, write_json
 
 log = logging.getLogger(__name__)
-KEPT = 2
+TENSORS, ABOUT = "tensors.safetensors", "about.json"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class TrainingState:
 
     Attributes:
         step: optimizer steps done.
-        tensors: parameters and optimizer moments by name.
+        tensors: parameters and optimizer moments by name, whole whatever the number of ranks.
         facts: JSON values: best step and τ, metrics so far.
     """
 
@@ -39,24 +42,108 @@ class TrainingState:
     facts: dict[str, Any]
 
 
-def save_state(folder: Path, state: TrainingState) -> None:
-    """Adds a state and forgets all but the newest two.
+def save_state(folder: Path, state: TrainingState, keep_last: int) -> None:
+    """Adds a state; forgets all but the newest `keep_last`, and best weights that none of them
+    names.
 
     Raises:
         HarnessError: it could not be written (disk full); earlier states are intact.
     """
-    final = folder / f"state-{state.step:08d}"
-    part = folder / f".{final.name}.part"
+    _write(_state(folder, state.step), state.tensors, {"step": state.step, "facts": state.facts})
+    states = sorted(folder.glob("state-*"))
+    for old in states[:-keep_last]:
+        shutil.rmtree(old)
+    named = {_best_named(kept) for kept in states[-keep_last:]}
+    for best in folder.glob("best-*"):
+        if best not in named:
+            shutil.rmtree(best)
+
+
+def save_best(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> None:
+    """Adds the weights of a step.
+
+    Raises:
+        HarnessError: as `save_state`.
+    """
+    _write(_best(folder, step), tensors, {"step": step})
+
+
+def newest_good(folder: Path) -> int | None:
+    """The step of the newest state that is whole and whose best weights are; None without one.
+
+    One that is torn is passed over with a warning.
+    """
+    for found in sorted(folder.glob("state-*"), reverse=True):
+        try:
+            _check(found)
+            if (best := _best_named(found)) is not None:
+                _check(best)
+            return int(found.name.removeprefix("state-"))
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("passing over a torn training state: %s (%s)", found, error)
+    return None
+
+
+def load_state(folder: Path, step: int) -> TrainingState:
+    """A state that `newest_good` named."""
+    found = _state(folder, step)
+    return TrainingState(step, load_file(found / TENSORS), _about(found)["facts"])
+
+
+def load_best(folder: Path, step: int) -> dict[str, Tensor]:
+    """The best weights.
+
+    Raises:
+        HarnessError: they are gone or damaged.
+    """
+    found = _best(folder, step)
+    try:
+        _check(found)
+        return load_file(found / TENSORS)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise HarnessError(
+            "the best weights of this training cannot be read",
+            where=found,
+            got=error,
+            fix="run the same command again: it goes on from before they were written",
+        ) from None
+
+
+def _state(folder: Path, step: int) -> Path:
+    return folder / f"state-{step:08d}"
+
+
+def _best(folder: Path, step: int) -> Path:
+    return folder / f"best-{step:08d}"
+
+
+def _best_named(state: Path) -> Path | None:
+    """The best weights that a state goes on from, None before the first evaluation."""
+    facts = _about(state)["facts"]
+    return None if facts["best_tau"] is None else _best(state.parent, facts["best_step"])
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / ABOUT).read_text())
+
+
+def _check(folder: Path) -> None:
+    if digest_file(folder / TENSORS) != _about(folder)["sha256"]:
+        raise ValueError(f"{folder / TENSORS}: checksum differs")
+
+
+def _write(final: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        save_file(state.tensors, part / "tensors.safetensors")
-        checksum = digest_file(part / "tensors.safetensors")
-        write_json(
-            part / "state.json", {"step": state.step, "sha256": checksum, "facts": state.facts}
-        )
+        save_file(dict(tensors), part / TENSORS)
+        _flush(part / TENSORS)
+        write_json(part / ABOUT, {**about, "sha256": digest_file(part / TENSORS)})
+        _flush(part)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
+        _flush(final.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise HarnessError(
@@ -65,45 +152,12 @@ def save_state(folder: Path, state: TrainingState) -> None:
             got=error,
             fix="make room and run the same command again",
         ) from None
-    for old in sorted(folder.glob("state-*"))[:-KEPT]:
-        shutil.rmtree(old)
 
 
-def newest_state(folder: Path) -> TrainingState | None:
-    """The newest state that is whole, if any; a torn one is passed over with a warning."""
-    for found in sorted(folder.glob("state-*"), reverse=True):
-        try:
-            about = json.loads((found / "state.json").read_text())
-            if digest_file(found / "tensors.safetensors") != about["sha256"]:
-                raise ValueError("checksum differs")
-            tensors = load_file(found / "tensors.safetensors")
-            return TrainingState(about["step"], tensors, about["facts"])
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            log.warning("passing over a torn training state: %s (%s)", found, error)
-    return None
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """Moments and step counts by parameter name."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"optimizer.{names[index]}.{key}": value
-        for index, values in state.items()
-        for key, value in values.items()
-    }
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, names: list[str], tensors: dict[str, Tensor]
-) -> None:
-    """Puts back what `optimizer_tensors` took."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for index, name in enumerate(names):
-        prefix = f"optimizer.{name}."
-        state[index] = {
-            key.removeprefix(prefix): value.clone()
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+def _flush(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -37,17 +37,26 @@ def digest_file(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def work_folder(root: Path, stage: str, key: Mapping[str, Any]) -> Iterator[Path]:
+def work_folder(
+    root: Path, stage: str, key: Mapping[str, Any], *, leads: bool = True
+) -> Iterator[Path]:
     """Opens `.work/<stage>-<hash of key>/` for one process; it is deleted when the block succeeds.
 
     What a crashed run left under the same key is still there when the next one opens it. Folders
     of the same stage under other keys are left alone: an interrupted run of other settings can
     still be taken up.
 
+    Args:
+        leads: false for a process that works in the folder of another, its leader: what is locked,
+            made and deleted is the leader's alone.
+
     Raises:
         HarnessError: another process works in the same folder now.
     """
     folder = root / ".work" / f"{stage}-{digest(key)[:16]}"
+    if not leads:
+        yield folder
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f"{folder.name}.lock")) as lock:
         if lock is None:

@@ -17,6 +17,7 @@ FIRST_PARTY = ("eagle3", "stages", "experiments")
 WITHOUT_EFFECT = (
     "eagle3/__init__.py",
     "eagle3/errors.py",
+    "eagle3/ranks.py",
     "eagle3/reading.py",
     "eagle3/settings.py",
     "eagle3/tracking.py",

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from eagle3.errors import HarnessError
+from eagle3.ranks import ALONE
 from eagle3.settings import Settings, SettingsT
-from eagle3.tracking import flatten
+from eagle3.tracking import NullTracker, Tracker, flatten
 from eagle3.workspace import digest, digest_file, work_folder, write_json
 from stages import provenance
 from stages.closure import code_of
@@ -65,6 +66,7 @@ class Stage:
         self.tags: dict[str, str] = {}
         self.named: list[object] = []  # values that may be paths of inputs: arguments, settings
         self._work_key: str | None = None
+        self.ranks = ALONE  # a stage of several processes sets it; only their leader writes
 
     def section(self, model: type[SettingsT], key: str) -> SettingsT:
         """A section of params.yaml; dotted for one inside another, `"arms.scratch"`.
@@ -97,14 +99,16 @@ class Stage:
         code = {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
         full = {**key, "code": code}
         self._work_key = digest({"stage": self.name, **full})
-        with work_folder(self.root, self.name, full) as folder:
+        with work_folder(self.root, self.name, full, leads=self.ranks.leads) as folder:
             yield folder
 
-    def tracker(self, run_name: str, tags: Mapping[str, str] | None = None) -> MlflowTracker:
+    def tracker(self, run_name: str, tags: Mapping[str, str] | None = None) -> Tracker:
         """A run in MLflow, behind a journal; closed when the stage ends.
 
         Opened inside `work`, it takes up the run of a killed stage with the same key.
         """
+        if not self.ranks.leads:
+            return NullTracker()
         from stages.tracking import MlflowTracker, journal_root, resolve_store
 
         made = MlflowTracker(
@@ -220,6 +224,8 @@ def run_stage(
             raise SystemExit(2) from None
         raise
     runs = _finish(stage, "FINISHED")
+    if not stage.ranks.leads:
+        return
     write_json(
         args.provenance or stage.root / "provenance" / f"{stage.name}.json",
         {

@@ -35,11 +35,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def stop_on_signals() -> None:
-    """SIGTERM ends the program as Ctrl-C does; under DVC also the end of DVC does."""
+    """SIGTERM ends the program as Ctrl-C does; under DVC or torchrun also the end of those does."""
     if threading.current_thread() is not threading.main_thread():
         return
     signal.signal(signal.SIGTERM, _interrupt)
-    if "DVC_ROOT" in os.environ:
+    if "DVC_ROOT" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from eagle3.arm import ArmSettings, arm_settings, init_digest, open_states, train_arm
 from eagle3.machine import keep_freed_memory
+from eagle3.ranks import joined
 from eagle3.reading import read_object
 from eagle3.tracking import flatten
 from eagle3.verifier_head import read_head
@@ -50,7 +51,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         "init": init,
         "torch": torch.__version__,
     }
-    with stage.work(key) as work:
+    with joined(stage.run.device) as stage.ranks, stage.work(key) as work:
         tracker = stage.tracker(
             f"train {args.arm}", {"arm": args.arm, "kind": "train", "parity": parity}
         )
@@ -69,7 +70,10 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             work=work,
             tracker=tracker,
             init_layers=arm.init_layers,
+            ranks=stage.ranks,
         )
+        if not stage.ranks.leads:
+            return
         lines = [
             json.dumps({"metric": name, "step": step, "value": value})
             for name, step, value in result.history
@@ -78,7 +82,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         tracker.log_metrics(
             {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0}, result.steps
         )
-        stage.note("trained", {"steps": result.steps, "tokens": result.tokens})
+        trained = {"steps": result.steps, "tokens": result.tokens}
+        stage.note("trained", trained | {"stopped_early": result.stopped_early})
+        stage.note("processes", stage.ranks.count)
         publish(work / "checkpoint", args.out)
 
 

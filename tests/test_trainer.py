@@ -1,22 +1,15 @@
-"""Training: it learns, repeats to the bit, survives a kill, and replays what decoding would do."""
+"""Training: it learns, repeats to the bit, and replays what decoding would do."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from eagle3.acceptance import acceptance_length, summarise
 from eagle3.dataset import Document
 from eagle3.drafter import DraftCache, Drafter
-from eagle3.errors import HarnessError
 from eagle3.loss import TargetHead
 from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.packing import pack, packed_order
@@ -117,78 +110,6 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
         first.state_dict().items(), second.state_dict().items(), strict=True
     ):
         assert torch.equal(a, b), name
-
-
-@pytest.mark.parametrize("kill_at", [4, 11])
-def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path: Path, kill_at: int) -> None:
-    """A process is killed in the middle of a step; the next one goes on from the saved state."""
-    script = f"""
-        import os, signal, sys
-        from pathlib import Path
-        import torch
-        from safetensors.torch import save_file
-        import eagle3.trainer as trainer
-        from tests.test_trainer import run
-        torch.set_num_threads(1)
-        original, calls = trainer._optimize, []
-        def counted(*args):
-            calls.append(1)
-            if sys.argv[2] == "kill" and len(calls) == {kill_at}:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args)
-        trainer._optimize = counted
-        work = Path(sys.argv[1])
-        work.mkdir(exist_ok=True)
-        drafter, history = run(work)
-        save_file(drafter.state_dict(), work / "end.safetensors")
-        print(len(calls), history)
-    """
-
-    def start(folder: str, mode: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / folder), mode],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parent.parent,
-        )
-
-    whole = start("whole", "run")
-    assert whole.returncode == 0, whole.stderr
-    assert start("torn", "kill").returncode == -signal.SIGKILL
-    # The newest state may be torn as well: the one before is used.
-    states = sorted((tmp_path / "torn").glob("state-*"))
-    if len(states) == 2:
-        tensors = states[-1] / "tensors.safetensors"
-        tensors.write_bytes(tensors.read_bytes()[:-10])
-    resumed = start("torn", "run")
-    assert resumed.returncode == 0, resumed.stderr
-    calls, history = resumed.stdout.split(" ", 1)
-    all_calls, all_history = whole.stdout.split(" ", 1)
-    assert history == all_history
-    assert int(calls) < int(all_calls)
-    a, b = (load_file(tmp_path / name / "end.safetensors") for name in ("whole", "torn"))
-    for name, tensor in a.items():
-        assert torch.equal(tensor, b[name]), name
-
-
-def test_a_loss_that_is_not_finite_names_the_samples(tmp_path: Path) -> None:
-    drafter = make_drafter().float()
-    data = make_data(drafter, count=1)
-    data.documents[0].aux[4] = float("nan")
-    with pytest.raises(HarnessError, match="not finite") as caught:
-        train(
-            drafter,
-            data,
-            SETTINGS,
-            seed=0,
-            tokens=None,
-            epochs=1,
-            device=torch.device("cpu"),
-            work=tmp_path,
-            tracker=NullTracker(),
-        )
-    assert "0-0" in str(caught.value)
 
 
 def test_replay_is_chain_drafting_row_by_row(tmp_path: Path) -> None:
