@@ -261,7 +261,7 @@ def test_early_stopping_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(weights[name], value)
 
     taus = iter([1.1, 1.2, 1.5, 1.4])
-    with pytest.raises(RuntimeError):  # no fifth value: the run dies there
+    with pytest.raises(StopIteration):  # no fifth value: the run dies there
         run(tmp_path / "b", **settings)
     taus = iter([1.5])
     again, same = run(tmp_path / "b", **settings)
