@@ -21,6 +21,7 @@ from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.formats.published_tensors import weight_files
 from eagle3.initialise import from_checkpoint, head_rows, new_drafter
+from eagle3.layer_ids import sglang_layer_ids
 from eagle3.loss import TargetHead
 from eagle3.ranks import ALONE, Ranks
 from eagle3.settings import Settings, merged, read_settings
@@ -149,9 +150,11 @@ def first_drafter(
         init_layers: layers that the checkpoint at `init` was trained on, if its config is silent.
 
     Raises:
-        HarnessError: it does not fit verifier, data or vocabulary.
+        HarnessError: it does not fit verifier, data or vocabulary, or reads layers that it could
+            not be served with.
     """
     layers = tuple(data.meta.aux_layers)
+    sglang_layer_ids(layers, data.head.config.model_type)  # or saving it would be refused
     if init.is_dir():
         log.info("finetuning from %s", init)
         return from_checkpoint(init, data.head, data.vocabulary, layers, init_layers)

@@ -7,6 +7,7 @@ the package speculators, which vLLM serves too. Written in either, read in both.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -42,11 +43,17 @@ def save_drafter(
     verifier: HeadConfig,
     dtype: torch.dtype,
     layout: DrafterFormat = "eagle",
+    *,
+    source: str | None = None,
+    architectures: Sequence[str] = (),
 ) -> None:
     """Writes a checkpoint into a folder that is made if missing.
 
     Args:
         dtype: of the stored weights; id maps keep theirs.
+        source: hub id or folder that readers of speculators' layout open the verifier from. None:
+            its name, where that is a hub id.
+        architectures: of the verifier, as its config.json names them; in the same layout.
     """
     about = {
         "verifier": verifier.verifier,
@@ -58,10 +65,13 @@ def save_drafter(
     if layout == "eagle":
         config = eagle_config(drafter.config, **about)
     else:
-        # Only a hub id can be opened by others; a local verifier's name would look like one.
         hub = verifier.verifier if verifier.verifier.count("/") == 1 else None
         config = speculators_config(
-            drafter.config, **about, drafts=DRAFTS, source=hub, architectures=[]
+            drafter.config,
+            **about,
+            drafts=DRAFTS,
+            source=source or hub,
+            architectures=list(architectures),
         )
         tensors = to_speculators(tensors, drafter.config, drafter.embed_VH)
     stored = {

@@ -5,6 +5,7 @@ Legend: N rows, D draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,17 +32,26 @@ class ExportSettings(Settings):
 
 
 def export(
-    checkpoint: Path, out: Path, head: VerifierHead, layout: DrafterFormat = "eagle"
+    checkpoint: Path,
+    out: Path,
+    head: VerifierHead,
+    layout: DrafterFormat = "eagle",
+    *,
+    source: str | None = None,
+    architectures: Sequence[str] = (),
 ) -> float:
     """Writes the served form of a checkpoint (bfloat16) and proves that it is the same drafter.
+
+    Args:
+        source, architectures: see `eagle3.checkpoint.save_drafter`.
 
     Returns:
         The largest difference of any logit, relative to the largest logit, that rounding the
         weights made.
 
     Raises:
-        HarnessError: a variant of the layer or an order of aux layers that engines do not run, or a
-            loaded-back export that answers differently.
+        HarnessError: a variant of the layer that the engine does not run, or a loaded-back export
+            that answers differently.
     """
     drafter = load_drafter(checkpoint, head, torch.float32)
     switched = [name for name in SWITCHES if getattr(drafter.config, name)]
@@ -53,16 +63,9 @@ def export(
             got=f"{', '.join(switched)} true",
             fix="train without it to serve in SGLang, or export the format speculators for vLLM",
         )
-    layers = list(drafter.config.aux_layers)
-    if layers != sorted(layers):
-        raise HarnessError(
-            "engines cannot serve a drafter that reads aux layers in this order",
-            where=checkpoint,
-            rule="ascending: engines collect states as they run through the layers",
-            got=layers,
-            fix="train with extract.aux_layers in ascending order",
-        )
-    save_drafter(out, drafter, head.config, ENGINE_DTYPE, layout)
+    save_drafter(
+        out, drafter, head.config, ENGINE_DTYPE, layout, source=source, architectures=architectures
+    )
     back = load_drafter(out, head, torch.float32)
     for name, value in back.state_dict().items():
         stored = drafter.state_dict()[name]

@@ -236,6 +236,23 @@ def import_states(
     )
 
 
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A drafter, in either layout.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    verifier_path: Annotated[
+        str, typer.Option(help="Its verifier: a Hugging Face folder or hub id, or a head file.")
+    ],
+    format: Annotated[
+        str, typer.Option(help="eagle: SGLang and vLLM read it; speculators: vLLM reads it.")
+    ] = "eagle",
+) -> None:
+    """Write a drafter in the layout that an engine reads, and prove that it is the same drafter."""
+    from experiments.export_command import run
+
+    run(checkpoint=checkpoint, out=out, verifier_path=verifier_path, layout=format)
+
+
 def main() -> None:
     """Entry point: a known mistake is a message and exit code 2."""
     try:

@@ -19,7 +19,7 @@ from eagle3.engines.vllm import Counters, launch, parse_counters
 from eagle3.engines.vllm_decoding import VllmServing
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.extraction.vllm import vllm_engine, vllm_layer_ids
+from eagle3.extraction.vllm import captured_ids, vllm_engine
 from eagle3.initialise import DrafterSettings, new_drafter
 from eagle3.real_decoding import Prompt
 from eagle3.served_decoding import (
@@ -91,8 +91,8 @@ def test_counters_are_sums_and_differences() -> None:
 
 
 def test_layer_ids_are_inputs_and_the_last_is_the_final_state() -> None:
-    assert vllm_layer_ids([26, 1, 14], 30) == [2, 15, 27, 30]
-    assert vllm_layer_ids([2, 30, 60], 61) == [3, 31, 61]  # the last layer's output is the final
+    assert captured_ids([26, 1, 14], 30) == [2, 15, 27, 30]
+    assert captured_ids([2, 30, 60], 61) == [3, 31, 61]  # the last layer's output is the final
 
 
 def test_without_vllm_the_way_to_it_is_named(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle3.checkpoint import DrafterFormat, load_drafter, save_drafter
+from eagle3.checkpoint import load_drafter, save_drafter
 from eagle3.errors import HarnessError
 from eagle3.export import export, probe
 from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_head import read_head, write_head
+from eagle3.vocab import DraftVocabulary
 from tests.test_checkpoint import LAYERS, V, make_head, vocabulary
 
 SWITCHED = {"norm_before_residual": True, "fc_norm": True, "norm_output": True}
@@ -103,16 +106,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], me
         load_drafter(tmp_path / "out", make_head(), torch.float32)
 
 
-@pytest.mark.parametrize("layout", ["eagle", "speculators"])
-def test_layers_out_of_order_are_refused(tmp_path: Path, layout: DrafterFormat) -> None:
-    head = make_head()
-    drafter = new_drafter(head, vocabulary(1, 4), (3, 0, 2), DrafterSettings(), seed=0)
-    save_drafter(tmp_path / "ours", drafter, head.config, torch.float32)
-    with pytest.raises(HarnessError, match="in this order"):
-        export(tmp_path / "ours", tmp_path / "out", head, layout)
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_older_config_with_flat_rope_is_read(tmp_path: Path) -> None:
     export(saved(tmp_path / "ours"), tmp_path / "out", make_head(), "speculators")
     path = tmp_path / "out" / "config.json"
@@ -123,3 +116,30 @@ def test_an_older_config_with_flat_rope_is_read(tmp_path: Path) -> None:
     read = load_drafter(path.parent, make_head(), torch.float32).config
     assert read.rope_theta == 50000.0 and read.rope_scaling is None
     assert read.aux_layers == LAYERS
+
+
+def test_the_command_goes_both_ways(tmp_path: Path, tiny_verifier: Path) -> None:
+    """From our layout to speculators' and back: the same tensors, bfloat16."""
+    from experiments.export_command import run
+
+    spec = VerifierSpec.open(tiny_verifier)
+    write_head(spec, tmp_path / "head.safetensors")
+    head = read_head(tmp_path / "head.safetensors")
+    words = DraftVocabulary.from_targets(torch.arange(0, 100, 3), spec.vocab_size)
+    drafter = new_drafter(head, words, (0, 2, 3), DrafterSettings(), seed=1)
+    save_drafter(tmp_path / "ours", drafter, head.config, torch.bfloat16)
+    there, back = tmp_path / "out" / "theirs", tmp_path / "out" / "back"
+    run(checkpoint=tmp_path / "ours", out=there, verifier_path=str(tiny_verifier),
+        layout="speculators")  # fmt: skip
+    named = json.loads((there / "config.json").read_text())["speculators_config"]["verifier"]
+    assert named == {"name_or_path": str(tiny_verifier), "architectures": ["LlamaForCausalLM"]}
+    run(checkpoint=there, out=back, verifier_path=str(tmp_path / "head.safetensors"),
+        layout="eagle")  # fmt: skip
+    ours = load_file(tmp_path / "ours" / "model.safetensors")
+    again = load_file(back / "model.safetensors")
+    assert ours.keys() == again.keys()
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["back", "theirs"]
+    (back / "notes.txt").write_text("mine")
+    with pytest.raises(HarnessError, match="in the way"):
+        run(checkpoint=there, out=back, verifier_path=str(tiny_verifier), layout="eagle")

@@ -26,6 +26,7 @@ from eagle3.engines.vllm import (
 )
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import LAYER_IDS
+from eagle3.layer_ids import vllm_ids
 from eagle3.reading import read_object
 
 _SETTLE_SECONDS = 10.0
@@ -65,7 +66,7 @@ class VllmServing:
         where = drafter / "config.json"
         values = read_object(where, fix="export the drafter again")
         layers, told = values.get("aux_layers"), values.get(LAYER_IDS)
-        if not told or (layers and told != [layer + 1 for layer in layers]):
+        if not told or (layers and told != vllm_ids(layers)):
             raise HarnessError(
                 "vLLM would give the drafter other layers than it reads",
                 where=f"{where}, {LAYER_IDS}",

@@ -12,109 +12,84 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.pool import ServerPool
+from eagle3.engines.server import Server, ServerSettings, ask, given_server, start_server
 from eagle3.engines.vllm import NAME, check_version, launch
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import EngineIdentity, States
 from eagle3.extraction.logits import VerifierOutput
+from eagle3.layer_ids import vllm_ids
 from eagle3.reading import open_tensors
 from eagle3.verifier import VerifierSpec
 
 CONNECTOR, CONNECTOR_MODULE = "HiddenStatesConnector", "eagle3.engines.vllm_connector"
-IN_FLIGHT = 8  # requests at one server
 _FILE_SECONDS = 600.0
 
 
-def vllm_layer_ids(aux_layers: Sequence[int], num_hidden_layers: int) -> list[int]:
-    """What vLLM calls the layers and the final state, ascending, as it delivers them.
-
-    Its id k is the input of layer k, so the output of layer k - 1; the number of layers is the
-    state before the last norm.
-    """
-    return sorted({layer + 1 for layer in aux_layers} | {num_hidden_layers})
+def captured_ids(aux_layers: Sequence[int], num_hidden_layers: int) -> list[int]:
+    """vLLM's ids of the layers and of the final state, ascending, as it delivers them."""
+    return sorted({*vllm_ids(aux_layers), num_hidden_layers})
 
 
 class VllmEngine:
-    """Extracts through servers that run. See `eagle3.extraction.base.StatesEngine`.
+    """Extracts through a pool of servers; several threads may ask at once.
 
     Args:
-        servers: each a vLLM with our connector and these layers.
+        pool: of servers with our connector and these layers.
         spec: the verifier they serve.
         aux_layers: post-layer indices, in the order of the drafter.
         dtype: of the states.
         device: for the output matrix.
+        folder: where servers leave states, as this machine sees it; None: where they say.
+        in_flight: requests of all servers together.
     """
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        pool: ServerPool,
         spec: VerifierSpec,
         aux_layers: Sequence[int],
         *,
         dtype: torch.dtype,
         device: str,
+        folder: Path | None,
+        in_flight: int,
     ) -> None:
-        self._servers = list(servers)
-        versions = {check_version(server) for server in servers}
-        self._models = [ask(server.url, "/v1/models")["data"][0]["id"] for server in servers]
+        versions = {check_version(server) for server in pool.servers}
+        # Servers given by URL may offer the verifier under any name.
+        self._model = ask(pool.servers[0].url, "/v1/models")["data"][0]["id"]
         self.identity = EngineIdentity(
             engine=NAME, version=" ".join(sorted(versions)), final_hidden="pre_norm"
         )
-        self._ids = vllm_layer_ids(aux_layers, spec.num_hidden_layers)
-        self._columns = [self._ids.index(layer + 1) for layer in aux_layers]
-        self._dtype = dtype
+        self._pool, self._folder, self._dtype = pool, folder, dtype
+        self._ids = captured_ids(aux_layers, spec.num_hidden_layers)
+        self._columns = [self._ids.index(one) for one in vllm_ids(aux_layers)]
         self._output = VerifierOutput.open(spec, dtype, device)
-        self._turn = itertools.cycle(range(len(self._servers)))
-        self._pool = ThreadPoolExecutor(IN_FLIGHT * len(self._servers))
+        self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix=NAME)
 
     def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
         """See `StatesEngine.extract`.
 
         Raises:
-            HarnessError: a server ended, or states came back that are not those of the tokens.
+            HarnessError: no server answers, or states came back that are not those of the tokens.
         """
-        numbers = [next(self._turn) for _ in batch]
-        return list(self._pool.map(self._one, numbers, batch))
+        return list(self._threads.map(self._one, batch))
 
     def close(self) -> None:
-        """Ends the requests' threads."""
-        self._pool.shutdown(cancel_futures=True)
+        """Gives up what is still asked."""
+        self._pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _one(self, number: int, tokens: torch.Tensor) -> States:
-        server = self._servers[number]
-        body = {
-            "model": self._models[number],
-            "prompt": tokens.tolist(),
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "add_special_tokens": False,
-        }
-        try:
-            reply = ask(server.url, "/v1/completions", body)
-        except OSError as error:
-            raise HarnessError(
-                "the vLLM server does not answer any more",
-                where=server.log or server.url,
-                got=f"{error}\n{server.last_lines()}",
-                fix="run it again: finished shards are kept",
-            ) from None
-        path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
-        if path is None:
-            raise HarnessError(
-                "the vLLM server gives no hidden states",
-                where=server.url,
-                rule=f"a server with the connector {CONNECTOR} of {CONNECTOR_MODULE}",
-            )
-        states_TnH = self._read(Path(path), tokens, server)
+    def _one(self, tokens_T: torch.Tensor) -> States:
+        states_TnH = self._pool.call(lambda server: self._ask(server, tokens_T))
         final_TH = states_TnH[:, -1].clone()
         top1_T, lse_T = self._output.summarise(self._output.normed(final_TH))
         return States(
@@ -123,6 +98,26 @@ class VllmEngine:
             top1_T=top1_T,
             lse_T=lse_T,
         )
+
+    def _ask(self, server: Server, tokens_T: torch.Tensor) -> torch.Tensor:
+        """States [T, n + 1, H] of one try."""
+        body = {
+            "model": self._model,
+            "prompt": tokens_T.tolist(),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "add_special_tokens": False,
+        }
+        reply = ask(server.url, "/v1/completions", body)
+        told = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
+        if told is None:
+            raise HarnessError(
+                "the vLLM server gives no hidden states",
+                where=server.url,
+                rule=f"a server with the connector {CONNECTOR} of {CONNECTOR_MODULE}",
+            )
+        path = Path(told) if self._folder is None else self._folder / Path(told).name
+        return self._read(path, tokens_T, server)
 
     def _read(self, path: Path, tokens: torch.Tensor, server: Server) -> torch.Tensor:
         """States [T, n + 1, H] of a file that the connector wrote; deletes it."""
@@ -156,6 +151,7 @@ def wait_for_file(path: Path, server: Server) -> None:
     The answer comes before the file: whoever writes it holds a lock until it is there.
 
     Raises:
+        ConnectionError: the server ended first.
         HarnessError: it does not come.
     """
     lock, deadline = path.with_name(f"{path.name}.lock"), time.monotonic() + _FILE_SECONDS
@@ -164,11 +160,14 @@ def wait_for_file(path: Path, server: Server) -> None:
     if lock.exists():
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)
+    if not path.exists() and not server.alive:
+        raise ConnectionError(f"{server.url} ended before it wrote {path.name}")
     if not path.exists():
         raise HarnessError(
             "vLLM did not write a request's hidden states",
             where=path,
             rule="a folder that server and client share, with room left",
+            fix="name the folder as seen from here in server.states",
             got=server.last_lines(),
         )
 
@@ -196,6 +195,7 @@ def vllm_engine(
         HarnessError: vLLM is not installed, a server ends at start, or does not answer.
     """
     with contextlib.ExitStack() as stack:
+        restart: Callable[[Server], Server] | None = None
         if settings.urls:
             servers = [given_server(NAME, url) for url in settings.urls]
         else:
@@ -209,22 +209,47 @@ def vllm_engine(
                 dtype=dtype,
                 log=work / "vllm.log",
                 arguments=extraction_arguments(
-                    vllm_layer_ids(aux_layers, spec.num_hidden_layers),
+                    captured_ids(aux_layers, spec.num_hidden_layers),
                     states,
                     max_length=longest + 1,  # vLLM cannot but generate one token
                     batch_tokens=batch_tokens,
+                    in_flight=settings.in_flight,
                 ),
                 # A document may fill the verifier's context to the last position.
                 environ={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
             )
-            servers = [stack.enter_context(running(start, seconds=settings.start_seconds))]
-        engine = VllmEngine(servers, spec, aux_layers, dtype=getattr(torch, dtype), device=device)
+
+            def started() -> Server:
+                server = start_server(start, seconds=settings.start_seconds)
+                stack.callback(server.stop)
+                return server
+
+            def restart(dead: Server) -> Server:
+                dead.stop()
+                return started()
+
+            servers = [started()]
+        pool = ServerPool(
+            servers,
+            in_flight=settings.in_flight,
+            give_up_seconds=settings.give_up_seconds,
+            restart=restart,
+        )
+        engine = VllmEngine(
+            pool,
+            spec,
+            aux_layers,
+            dtype=getattr(torch, dtype),
+            device=device,
+            folder=Path(settings.states) if settings.urls and settings.states else None,
+            in_flight=settings.in_flight * len(servers),
+        )
         stack.callback(engine.close)
         yield engine
 
 
 def extraction_arguments(
-    layer_ids: Sequence[int], states: Path, *, max_length: int, batch_tokens: int
+    layer_ids: Sequence[int], states: Path, *, max_length: int, batch_tokens: int, in_flight: int
 ) -> list[str]:
     """Command line of a vLLM server that extracts; the way to start one by hand, too.
 
@@ -246,7 +271,7 @@ def extraction_arguments(
     return [
         "--max-model-len", str(max_length),
         "--max-num-batched-tokens", str(batch_tokens),
-        "--max-num-seqs", str(IN_FLIGHT),
+        "--max-num-seqs", str(in_flight),
         "--no-enable-prefix-caching",
         "--speculative-config", json.dumps(speculation),
         "--kv-transfer-config", json.dumps(transfer),

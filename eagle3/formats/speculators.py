@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3.drafter import DrafterConfig
 from eagle3.formats.eagle import LAYER_IDS, SWITCHES
 from eagle3.formats.published import SPECULATORS
+from eagle3.layer_ids import vllm_ids
 
 VERSION = "0.9.0"  # of the package whose layout this is
 EMBEDDING = "embed_tokens.weight"
@@ -85,7 +86,7 @@ def speculators_config(
         "target_hidden_size": config.target_hidden_size,
         **{name: values[name] for name in SWITCHES},
         "embed_requires_grad": False,
-        LAYER_IDS: [layer + 1 for layer in config.aux_layers],
+        LAYER_IDS: vllm_ids(config.aux_layers),
         "torch_dtype": dtype,
         "aux_layers": list(config.aux_layers),
         "verifier": {"name": verifier, "config_hash": config_hash, "model_type": model_type},
