@@ -17,7 +17,7 @@ from eagle3.self_written import Writing
 from eagle3.settings import Settings
 
 
-class TestPrompts(Settings):
+class HeldOutPrompts(Settings):
     """Held-out prompts of one benchmark, a JSONL file in a package or a path.
 
     Attributes:
@@ -36,7 +36,7 @@ class TestPrompts(Settings):
     limit: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> TestPrompts:
+    def _one_of_them(self) -> HeldOutPrompts:
         if (self.path is None) == (self.package is None):
             raise ValueError("either path or package")
         if "{text}" not in self.form:
@@ -90,7 +90,7 @@ class PromptSettings(Settings):
     count: int | None = Field(ge=2)
     dev_share: float = Field(gt=0, lt=1)
     writing: Writing | None
-    test: list[TestPrompts] = Field(min_length=1)
+    test: list[HeldOutPrompts] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _writes_a_number(self) -> PromptSettings:

@@ -2,13 +2,15 @@
 
 An instruction-tuned model that is given only its chat template's opening of a user turn goes on as
 a user would. A system prompt before it, or the user's first words, steer what kind of request it
-writes. Knows nothing of files.
+writes. What is finished of one kind is kept in a file, so that a killed run goes on with the next.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -21,6 +23,7 @@ from eagle3.prompts import Prompt, from_user
 from eagle3.sampling import Sampling
 from eagle3.settings import Settings
 from eagle3.verifier import HeadConfig
+from eagle3.workspace import write_json
 
 
 class Kind(Settings):
@@ -61,18 +64,21 @@ class Writing(Settings):
 
 
 def write_prompts(
-    model: Any,
+    load_model: Callable[[], Any],
     tokenizer: Any,
     config: HeadConfig,
     writing: Writing,
     *,
     count: int,
     seed: int,
+    work: Path,
     without: frozenset[str] = frozenset(),
 ) -> list[Prompt]:
     """Writes `count` distinct prompts, shared out over the kinds.
 
     Args:
+        load_model: called once there is something to write.
+        work: folder for each kind's prompts; what an equal run left there is taken up.
         without: ids that must not come out (test prompts).
 
     Returns:
@@ -80,16 +86,32 @@ def write_prompts(
     """
     total = sum(kind.share for kind in writing.kinds)
     prompts: list[Prompt] = []
+    model: Any = None
     with tqdm(total=count, unit="prompt", desc="prompts") as bar:
         for index, kind in enumerate(writing.kinds):
             # Cumulative rounding: the kinds' counts add up to `count`.
             share = sum(k.share for k in writing.kinds[: index + 1]) / total
             wanted = round(share * count) - len(prompts)
+            finished = work / f"kind-{index:02d}.json"
+            if finished.is_file():
+                texts = json.loads(finished.read_text())
+                prompts += [from_user(text, _source(kind)) for text in texts]
+                bar.update(len(texts))
+                continue
+            if model is None:
+                model = load_model()
             taken = frozenset(prompt.id for prompt in prompts) | without
+            own = []
             for prompt in _write_kind(model, tokenizer, config, writing, kind, wanted, seed, taken):
-                prompts.append(prompt)
+                own.append(prompt)
                 bar.update()
+            write_json(finished, [prompt.messages[0][1] for prompt in own])
+            prompts += own
     return prompts
+
+
+def _source(kind: Kind) -> str:
+    return f"self_written/{kind.name}"
 
 
 def _write_kind(
@@ -155,4 +177,4 @@ def _accept(kind: Kind, done: Completion, tokenizer: Any, min_characters: int) -
     broken = "\ufffd" in text or any(token in text for token in tokenizer.all_special_tokens)
     if broken or len(body.strip()) < min_characters:
         return None
-    return from_user(text, f"self_written/{kind.name}")
+    return from_user(text, _source(kind))

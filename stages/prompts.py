@@ -10,6 +10,7 @@ from pathlib import Path
 from eagle3.errors import HarnessError
 from eagle3.prompt_sources import PromptSettings
 from eagle3.prompts import Prompt, distinct, is_dev, read_dataset, read_prompts, write_prompts
+from eagle3.verifier import VerifierSpec
 from eagle3.workspace import publish
 from stages.runner import Stage, run_stage
 
@@ -24,17 +25,29 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     cache = stage.root / ".work" / "packages"
     test = distinct(prompt for source in settings.test for prompt in source.read(cache))
     held_out = frozenset(prompt.id for prompt in test)
-    prompts = _training(stage, settings, args.verifier, held_out)
-    dev = [prompt for prompt in prompts if is_dev(prompt.id, settings.dev_share)]
-    train = [prompt for prompt in prompts if not is_dev(prompt.id, settings.dev_share)]
-    if not train or not dev:
-        raise HarnessError(
-            "too few prompts for a training and a dev split",
-            rule="at least one each",
-            got=f"{len(train)} for training, {len(dev)} for dev",
-            fix="raise prompts.count or prompts.dev_share",
+    key = {
+        "settings": settings.model_dump(),
+        "held_out": sorted(held_out),
+        "run": stage.run.model_dump(),
+    }
+    if settings.source is None:
+        spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
+        key["verifier"] = [spec.verifier, spec.revision]
+    with stage.work(key) as work:
+        prompts = (
+            _given(settings, held_out)
+            if settings.source is not None
+            else _written(stage, settings, spec, held_out, work)
         )
-    with stage.work(settings.model_dump()) as work:
+        dev = [prompt for prompt in prompts if is_dev(prompt.id, settings.dev_share)]
+        train = [prompt for prompt in prompts if not is_dev(prompt.id, settings.dev_share)]
+        if not train or not dev:
+            raise HarnessError(
+                "too few prompts for a training and a dev split",
+                rule="at least one each",
+                got=f"{len(train)} for training, {len(dev)} for dev",
+                fix="raise prompts.count or prompts.dev_share",
+            )
         folder = work / "prompts"
         for split, chosen in (("train", train), ("dev", dev), ("test", test)):
             write_prompts(folder / f"{split}.jsonl", chosen, split)
@@ -42,29 +55,36 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         publish(folder, args.out)
 
 
-def _training(
-    stage: Stage, settings: PromptSettings, verifier: str, held_out: frozenset[str]
+def _written(
+    stage: Stage,
+    settings: PromptSettings,
+    spec: VerifierSpec,
+    held_out: frozenset[str],
+    work: Path,
 ) -> list[Prompt]:
-    """Distinct prompts for training and dev."""
-    if settings.source is None:
-        import torch
+    """Distinct prompts by the verifier itself."""
+    import torch
 
-        from eagle3.generation import load_for_generation
-        from eagle3.self_written import write_prompts as write
-        from eagle3.verifier import VerifierSpec
-        from eagle3.verifier_model import load_tokenizer
+    from eagle3.generation import load_for_generation
+    from eagle3.self_written import write_prompts as write
+    from eagle3.verifier_model import load_tokenizer
 
-        assert settings.writing is not None and settings.count is not None
-        spec = VerifierSpec.open(verifier, trust_remote_code=stage.run.trust_remote_code)
-        return write(
-            load_for_generation(spec, torch.bfloat16, stage.run.device),
-            load_tokenizer(spec),
-            spec,
-            settings.writing,
-            count=settings.count,
-            seed=stage.run.seed,
-            without=held_out,
-        )
+    assert settings.writing is not None and settings.count is not None
+    return write(
+        lambda: load_for_generation(spec, torch.bfloat16, stage.run.device),
+        load_tokenizer(spec),
+        spec,
+        settings.writing,
+        count=settings.count,
+        seed=stage.run.seed,
+        work=work,
+        without=held_out,
+    )
+
+
+def _given(settings: PromptSettings, held_out: frozenset[str]) -> list[Prompt]:
+    """Distinct prompts of a file or a data set."""
+    assert settings.source is not None
     path = Path(settings.source)
     if path.suffix in (".jsonl", ".gz") or path.exists():
         found = iter(read_prompts(path))

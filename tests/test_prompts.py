@@ -15,7 +15,7 @@ import torch
 
 from eagle3.errors import HarnessError
 from eagle3.packaged import PackagedFile, fetch
-from eagle3.prompt_sources import PromptSettings, TestPrompts
+from eagle3.prompt_sources import PromptSettings, HeldOutPrompts
 from eagle3.prompts import (
     Prompt,
     distinct,
@@ -29,7 +29,7 @@ from eagle3.prompts import (
 )
 from eagle3.sampling import Sampling
 from eagle3.self_written import Kind, Writing
-from eagle3.self_written import write_prompts as self_write
+from eagle3.self_written import write_prompts as write_own
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_model, load_tokenizer
@@ -139,7 +139,7 @@ def test_dataset_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_benchmark_prompts(tmp_path: Path) -> None:
     path = _lines(tmp_path / "q.jsonl", {"turns": ["First?", "Second?"]}, {"turns": ["Other?"]})
-    asked = TestPrompts(name="bench", path=str(path), key="turns", form="Q: {text}")
+    asked = HeldOutPrompts(name="bench", path=str(path), key="turns", form="Q: {text}")
     assert [prompt.messages for prompt in asked.read(tmp_path)] == [
         (("user", "Q: First?"),),
         (("user", "Q: Other?"),),
@@ -149,7 +149,7 @@ def test_benchmark_prompts(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write('{"prompt": "def f():"}\n{"prompt": ""}\n')
     with pytest.raises(HarnessError, match=r"c\.jsonl\.gz:2"):
-        TestPrompts(name="c", path=str(tmp_path / "c.jsonl.gz"), key="prompt").read(tmp_path)
+        HeldOutPrompts(name="c", path=str(tmp_path / "c.jsonl.gz"), key="prompt").read(tmp_path)
 
 
 def test_settings_that_cannot_be_used() -> None:
@@ -172,7 +172,8 @@ def test_settings_that_cannot_be_used() -> None:
 @pytest.fixture(scope="module")
 def writer(tiny_verifier: Path) -> tuple[Any, Any, VerifierSpec]:
     spec = VerifierSpec.open(tiny_verifier)
-    return load_model(spec, torch.float32, "cpu"), load_tokenizer(spec), spec
+    model = load_model(spec, torch.float32, "cpu")
+    return lambda: model, load_tokenizer(spec), spec
 
 
 def _writing(*kinds: Kind) -> Writing:
@@ -180,13 +181,19 @@ def _writing(*kinds: Kind) -> Writing:
 
 
 def test_self_written_prompts_are_distinct_shared_out_and_repeatable(
-    writer: tuple[Any, Any, VerifierSpec],
+    writer: tuple[Any, Any, VerifierSpec], tmp_path: Path
 ) -> None:
+    def self_write(
+        *args: Any, seed: int, without: frozenset[str] = frozenset(), work: str
+    ) -> list[Prompt]:
+        (tmp_path / work).mkdir(exist_ok=True)
+        return write_own(*args, count=10, seed=seed, work=tmp_path / work, without=without)
+
     writing = _writing(
         Kind(name="plain", share=1, keep=".{12}", max_tokens=12),
         Kind(name="begun", share=2, opening="Write", keep=".{12}", closing=" Now.", max_tokens=12),
     )
-    prompts = self_write(*writer, writing, count=10, seed=1)
+    prompts = self_write(*writer, writing, seed=1, work="a")
     sources = [prompt.source for prompt in prompts]
     assert sources.count("self_written/plain") == 3 and sources.count("self_written/begun") == 7
     assert len({prompt.id for prompt in prompts}) == 10
@@ -195,18 +202,24 @@ def test_self_written_prompts_are_distinct_shared_out_and_repeatable(
         assert role == "user" and "<|" not in text and "\ufffd" not in text
         if prompt.source.endswith("begun"):
             assert text.startswith("Write") and text.endswith(" Now.")
-    assert prompts == self_write(*writer, writing, count=10, seed=1)
-    assert prompts != self_write(*writer, writing, count=10, seed=2)
+    assert prompts == self_write(*writer, writing, seed=1, work="b")
+    assert prompts != self_write(*writer, writing, seed=2, work="c")
+    # A run killed in its second kind does that one again; a finished one needs no model.
+    (tmp_path / "b/kind-01.json").unlink()
+    assert prompts == self_write(*writer, writing, seed=1, work="b")
+    assert prompts == self_write(None, *writer[1:], writing, seed=1, work="b")
     without = frozenset([prompts[0].id])
     assert prompts[0].id not in {
-        prompt.id for prompt in self_write(*writer, writing, count=10, seed=1, without=without)
+        prompt.id for prompt in self_write(*writer, writing, seed=1, without=without, work="d")
     }
 
 
-def test_a_kind_of_which_nothing_comes_is_an_error(writer: tuple[Any, Any, VerifierSpec]) -> None:
+def test_a_kind_of_which_nothing_comes_is_an_error(
+    writer: tuple[Any, Any, VerifierSpec], tmp_path: Path
+) -> None:
     writing = _writing(Kind(name="never", share=1, keep="no such text", max_tokens=8))
     with pytest.raises(HarnessError, match="no usable prompts") as caught:
-        self_write(*writer, writing, count=4, seed=1)
+        write_own(*writer, writing, count=4, seed=1, work=tmp_path)
     assert "never" in str(caught.value)
 
 
