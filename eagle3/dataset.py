@@ -25,7 +25,6 @@ from eagle3.settings import Settings, read_settings
 from eagle3.shardfile import read_tensors, write_tensors
 from eagle3.workspace import digest_file, write_json
 
-SCHEMA_VERSION = 1
 _DRAFT = "writing.json"  # what an unfinished folder is going to be
 
 

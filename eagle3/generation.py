@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -308,19 +307,3 @@ class _Batch:
         if not kinds:
             return additive["sliding_attention"]
         return additive if len(kinds) > 1 else additive[kinds.pop()]
-
-
-def shortest_first(requests: Sequence[Request]) -> list[Request]:
-    """Requests by prompt length, then id: neighbours of like length waste little padding."""
-    return sorted(requests, key=lambda request: (len(request.prompt), request.id))
-
-
-def waves(requests: Sequence[Request], size: int) -> list[list[Request]]:
-    """Cuts sorted requests into fixed waves of like size: what a resumed run has to redo.
-
-    At a wave's end slots stand empty, so a few large waves are faster than many small ones.
-    """
-    ordered = shortest_first(requests)
-    count = -(-len(ordered) // size)
-    bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
-    return [ordered[start:stop] for start, stop in pairwise(bounds)]

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,6 @@ from eagle3.generation import (
     check_fit,
     generate,
     load_for_generation,
-    waves,
 )
 from eagle3.prompts import Prompt
 from eagle3.sampling import Sampling
@@ -36,7 +36,6 @@ from eagle3.verifier_model import load_tokenizer
 from eagle3.workspace import write_atomically
 
 GREEDY = Sampling(temperature=0.0)
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class RegenerateSettings(Settings):
@@ -112,7 +111,7 @@ def regenerate(
                 bar.update(len(wave))
                 continue
             if model is None:
-                model = load_for_generation(spec, DTYPES[settings.dtype], device)
+                model = load_for_generation(spec, getattr(torch, settings.dtype), device)
             started, finished = time.perf_counter(), {}
             for done in generate(model, spec, wave, sampling, seed=seed, slots=settings.slots):
                 finished[done.id] = done
@@ -148,6 +147,18 @@ def _waves(
         requests = [r for job in jobs if job.sampling == sampling for r in job.requests]
         for number, wave in enumerate(waves(requests, size)):
             yield work / f"wave-{kind}-{number:05d}.jsonl", sampling, wave
+
+
+def waves(requests: Sequence[Request], size: int) -> list[list[Request]]:
+    """Cuts requests into fixed waves of like size: what a resumed run has to redo.
+
+    Sorted by prompt length, then id: neighbours of like length waste little padding. At a wave's
+    end slots stand empty, so a few large waves are faster than many small ones.
+    """
+    ordered = sorted(requests, key=lambda request: (len(request.prompt), request.id))
+    count = -(-len(ordered) // size)
+    bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
+    return [ordered[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _plan(

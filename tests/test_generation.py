@@ -12,9 +12,9 @@ import torch
 
 from eagle3 import regenerate as regenerate_module
 from eagle3.errors import HarnessError
-from eagle3.generation import Request, check_fit, generate, waves
+from eagle3.generation import Request, check_fit, generate
 from eagle3.prompts import Prompt, from_user
-from eagle3.regenerate import RegenerateSettings, regenerate
+from eagle3.regenerate import RegenerateSettings, regenerate, waves
 from eagle3.sampling import Sampling, choose
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_model, load_tokenizer
