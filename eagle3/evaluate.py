@@ -5,7 +5,7 @@ Real decoding is in `eagle3.real_decoding`. Knows nothing of stages or of where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,13 +95,22 @@ def check_states(states: StatesDataset, subject: Subject, k: int) -> None:
             got=states.meta.aux_layers,
             fix="extract the test states with the drafter's layers",
         )
+    check_tails(states, k, where=states.folder)
+
+
+def check_tails(states: Iterable[Document], k: int, *, where: object) -> None:
+    """Refuses answers that are not followed by enough tokens to count drafts past their end.
+
+    Raises:
+        HarnessError: names the sample.
+    """
     for document in states:
         supervised = document.loss_mask.nonzero()[:, 0]
         tail = len(document.loss_mask) - 1 - int(supervised[-1]) if len(supervised) else -1
         if tail < k:
             raise HarnessError(
                 "a test answer cannot be replayed exactly",
-                where=f"{states.folder}, sample {document.id}",
+                where=f"{where}, sample {document.id}",
                 rule=f"supervised tokens, then {k} or more of the verifier's tokens (evaluate.k)",
                 got="no supervised token" if tail < 0 else f"{tail} tokens",
                 fix="raise the tail of the regenerate section to k or more",

@@ -13,6 +13,11 @@ from eagle3.errors import HarnessError
 from eagle3.ranks import Ranks
 
 
+
+class LossNotFinite(HarnessError):
+    """Training has left the numbers on sound states: settings that cannot learn."""
+
+
 def refuse_not_finite(
     losses: Sequence[float],
     batches: Sequence[Sequence[Document]],
@@ -47,7 +52,7 @@ def refuse_not_finite(
     broken, at_fault, ids = ([name for mine in gathered for name in mine[i]] for i in range(3))
     if broken:
         raise _broken(broken)
-    raise HarnessError(
+    raise LossNotFinite(
         "the loss is not finite" if at_fault else "the gradient is not finite",
         where=f"samples {', '.join(at_fault or ids)}",
         got=total if at_fault else norm,

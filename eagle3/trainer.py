@@ -43,6 +43,7 @@ from eagle3.vocab import DraftVocabulary
 
 log = logging.getLogger(__name__)
 OnEval = Callable[[int, float], None]
+OnStep = Callable[[int, Drafter], None]
 
 
 class TrainSettings(Settings):
@@ -130,6 +131,7 @@ def train(
     work: Path,
     tracker: Tracker,
     on_eval: OnEval | None = None,
+    on_step: OnStep | None = None,
     ranks: Ranks = ALONE,
 ) -> TrainResult:
     """Trains a drafter in place; killed and started again with the same arguments, it goes on, on
@@ -141,6 +143,8 @@ def train(
         tracker: of rank 0; the others' is not told anything.
         on_eval: called on rank 0 with step and dev τ after each evaluation; may raise to stop the
             run.
+        on_step: called with step and drafter after each step that is not the last, to look and
+            not to touch; may raise to stop the run.
         ranks: the processes that train this drafter; all call with the same arguments.
 
     Raises:
@@ -241,6 +245,8 @@ def train(
             if settings.patience and progress.evaluations_since_best() >= settings.patience:
                 stopped_early = step < len(plan)
                 break
+        if on_step is not None and step < len(plan):
+            on_step(step, drafter)
         if step % settings.save_every == 0 and step < len(plan):
             save_progress(work, progress, trained, optimizer, settings.keep_last, ranks)
     bar.close()

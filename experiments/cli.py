@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from eagle3.errors import HarnessError
+from experiments.study.commands import promote, study_app
 
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as a repeatable experiment.",
@@ -21,6 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(study_app, name="study")
+app.command()(promote)
 
 
 # What hidden states of other programs do not say of themselves.

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,10 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     return folder
 
 
-def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int:
-    """Runs the pipeline under an overlay; returns DVC's exit code."""
+def run_overlay(
+    root: Path, overlay: Path, check: Check = check_settings, targets: Sequence[str] = ()
+) -> int:
+    """Runs the pipeline (or only what these stages need) under an overlay; DVC's exit code."""
     folder = prepare(root, overlay, check)
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.
@@ -115,7 +117,7 @@ def run_overlay(root: Path, overlay: Path, check: Check = check_settings) -> int
     environment.pop("DVC_ROOT", None)
     # The copy's own code, whatever the console script was installed from.
     environment.pop("PYTHONPATH", None)
-    return _repro(folder, environment)
+    return _repro(folder, environment, targets)
 
 
 def run_default(root: Path) -> int:
@@ -126,9 +128,9 @@ def run_default(root: Path) -> int:
     return _repro(root, dict(os.environ))
 
 
-def _repro(folder: Path, environment: dict[str, str]) -> int:
-    command = [sys.executable, "-m", "dvc", "repro"]
+def _repro(folder: Path, environment: dict[str, str], targets: Sequence[str] = ()) -> int:
+    command = [sys.executable, "-m", "dvc", "repro", *targets]
     code = run_child(command, cwd=folder, env=environment)
-    if code == 0:
+    if code == 0 and not targets:
         print(f"\nreport:    {folder / 'report' / 'report.html'}\nMLflow UI: make ui")
     return code

@@ -30,6 +30,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.trainer import TrainSettings
     from eagle3.verifier_source import VerifierSettings
     from eagle3.vocab import VocabSettings
+    from experiments.study.settings import StudySettings
     from stages.runner import RunSettings
 
     return {
@@ -49,6 +50,7 @@ def models() -> dict[str, type[Settings]]:
         "evaluate": EvaluateSettings,
         "compare": CompareSettings,
         "report": ReportSettings,
+        "study": StudySettings,
     }
 
 

@@ -34,6 +34,7 @@ SECTIONS = (
     "evaluate",
     "compare",
     "report",
+    "study",
 )
 
 

@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coverage", type=Path, help="of the draft vocabulary")
     parser.add_argument("--parity", type=Path, help="verdict on the hidden states")
     several("--stages", "provenance: STAGE.json ...")
+    for name in ("--study", "--calibration", "--crossover"):
+        parser.add_argument(name, type=Path, help="what `eagle3 study` found, where it has run")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
 
@@ -37,6 +39,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         coverage=args.coverage,
         parity=args.parity,
         provenance=args.stages,
+        study=args.study,
+        calibration=args.calibration,
+        crossover=args.crossover,
     )
     write_atomically(args.out, render(data, settings))
     write_json(args.metrics, summary(data))

@@ -124,6 +124,13 @@ class MlflowTracker:
     def log_artifact(self, path: Path) -> None:
         self._journal.log_artifact(path)
 
+    def run_id(self, seconds: float) -> str | None:
+        """The run's id, waited for so long; None while the store has not answered."""
+        until = time.monotonic() + seconds
+        while self._sender.state.run_id is None and time.monotonic() < until:
+            time.sleep(0.05)
+        return self._sender.state.run_id
+
     def close(self, status: str = "FINISHED") -> dict[str, str | None]:
         """Sends the rest, for a bounded time; what is left over stays in the journal.
 

@@ -26,6 +26,7 @@ class ReportData:
         coverage: of the draft vocabulary, as the vocab stage wrote it.
         parity: whether the hidden states are what serving sees, as the parity stage wrote it.
         provenance: by stage.
+        study, calibration, crossover: what `eagle3 study`, its `aa` and its `crossover` found.
     """
 
     comparison: Mapping[str, Any] | None = None
@@ -35,6 +36,9 @@ class ReportData:
     coverage: Mapping[str, Any] | None = None
     parity: Mapping[str, Any] | None = None
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    study: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None
+    crossover: Mapping[str, Any] | None = None
 
     @property
     def compared(self) -> list[str]:
@@ -80,6 +84,9 @@ def read_data(
     coverage: Path | None = None,
     parity: Path | None = None,
     provenance: Sequence[Path] = (),
+    study: Path | None = None,
+    calibration: Path | None = None,
+    crossover: Path | None = None,
 ) -> ReportData:
     """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
     return ReportData(
@@ -90,6 +97,9 @@ def read_data(
         coverage=_json(coverage) if coverage and coverage.is_file() else None,
         parity=_json(parity) if parity and parity.is_file() else None,
         provenance={path.stem: _json(path) for path in _there(provenance)},
+        study=_json(study) if study and study.is_file() else None,
+        calibration=_json(calibration) if calibration and calibration.is_file() else None,
+        crossover=_json(crossover) if crossover and crossover.is_file() else None,
     )
 
 

@@ -14,7 +14,8 @@ from eagle3.report.sections import tones
 def headline(data: ReportData) -> str:
     """The result in one sentence."""
     if data.comparison is None:
-        return "No two arms have been compared yet."
+        over_seeds = (data.study or {}).get("compare") or {}
+        return over_seeds.get("verdict", "No two arms have been compared yet.")
     compared, arms = data.comparison["comparison"], data.comparison["arms"]
     first, second = compared["arms"]
     tau = {arm: arms[arm]["tau"]["all"]["value"] for arm in (first, second)}

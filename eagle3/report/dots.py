@@ -1,0 +1,83 @@
+"""Dots over a number or over words, as SVG text in the manner of `eagle3.report.charts`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from eagle3.report.charts import _short, _stroke, _svg
+
+Point = tuple[float | str, float]
+LEFT, RIGHT, TOP, PLOT, BOTTOM = 13.0, 96.0, 8, 130, 36
+
+
+def dots(
+    series: Mapping[str, Sequence[Point]],
+    tones: Sequence[int],
+    *,
+    x_label: str,
+    alt: str,
+    log: bool = False,
+) -> str:
+    """One dot a point; x are numbers, or words side by side. Empty without points.
+
+    Args:
+        log: numbers are placed by their logarithm.
+    """
+    points = [point for values in series.values() for point in values]
+    if not points:
+        return ""
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    if high == low:
+        low, high = low - 0.5, high + 0.5
+    places, marks = _axis([x for x, _ in points], log)
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = TOP + PLOT * (1 - share)
+        parts.append(_stroke(LEFT, y, RIGHT, y, "grid"))
+        parts.append(
+            f'<text x="{LEFT - 1.5}%" y="{y + 4:.1f}" class="tick" text-anchor="end">'
+            f"{low + share * (high - low):.3f}</text>"
+        )
+    for at, text in marks:
+        parts.append(
+            f'<text x="{_x(at):.1f}%" y="{TOP + PLOT + 17}" class="tick" text-anchor="middle">'
+            f"{escape(text)}</text>"
+        )
+    parts.append(
+        f'<text x="{(LEFT + RIGHT) / 2}%" y="{TOP + PLOT + BOTTOM - 5}" class="tick" '
+        f'text-anchor="middle">{escape(x_label)}</text>'
+    )
+    for number, values in enumerate(series.values()):
+        for x, y in values:
+            down = TOP + PLOT * (high - y) / (high - low)
+            parts.append(
+                f'<circle cx="{_x(places[x]):.1f}%" cy="{down:.1f}" r="4.5" '
+                f'class="c{tones[number]}"/>'
+            )
+    return _svg(TOP + PLOT + BOTTOM, alt, parts)
+
+
+def _axis(
+    values: Sequence[float | str], log: bool
+) -> tuple[dict[float | str, float], list[tuple[float, str]]]:
+    """Places from 0 to 1 by value, and the marks below them."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    if len(numbers) < len(values):
+        words = sorted({str(value) for value in values})
+        at = {word: (index + 0.5) / len(words) for index, word in enumerate(words)}
+        return {value: at[str(value)] for value in values}, [(at[word], word) for word in words]
+    scaled = {value: math.log(value) if log else float(value) for value in numbers}
+    low, high = min(scaled.values()), max(scaled.values())
+    if high == low:
+        return dict.fromkeys(values, 0.5), [(0.5, _short(numbers[0]))]
+    places: dict[float | str, float] = {
+        value: 0.04 + 0.92 * (scaled[value] - low) / (high - low) for value in numbers
+    }
+    ends = sorted({min(numbers), max(numbers)})
+    return places, [(places[value], _short(value)) for value in ends]
+
+
+def _x(place: float) -> float:
+    return LEFT + place * (RIGHT - LEFT)

@@ -1,0 +1,1 @@
+"""Studies: which settings suit each arm, and which arm then accepts more."""

@@ -1,0 +1,196 @@
+"""What all trainings of a study share: data loaded once, arms as params.yaml has them, and digests.
+
+Knows nothing of the store or of what is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3.arm import (
+    ArmData,
+    ArmSettings,
+    arm_settings,
+    first_drafter,
+    init_digest,
+    open_states,
+)
+from eagle3.dataset import StatesDataset
+from eagle3.errors import HarnessError
+from eagle3.evaluate import EvaluateSettings
+from eagle3.settings import merged, read_settings
+from eagle3.trainer import TrainSettings
+from eagle3.verifier_head import read_head
+from eagle3.vocab import read_vocabulary
+from eagle3.workspace import digest_file
+from experiments.study.budget import supervised
+from experiments.study.settings import StudySettings
+from stages.closure import code_of
+from stages.params import read_params, section_values
+from stages.runner import RunSettings
+
+CODE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class BenchArm:
+    """One arm: what it starts from and learns from, and its present settings.
+
+    Attributes:
+        changes: keys of `train` that its trainings use over the shared ones, nested.
+        present: the `train` section with these over it, nested.
+        supervised: supervised tokens of each training document.
+    """
+
+    name: str
+    entry: ArmSettings
+    init: Path
+    data: ArmData
+    changes: Mapping[str, Any]
+    present: Mapping[str, Any]
+    supervised: list[int]
+
+    def settings(self, values: Mapping[str, Any]) -> TrainSettings:
+        """Its present settings with nested values over them."""
+        return arm_settings(self.present, values, where=f"arm {self.name}")
+
+
+class Bench:
+    """Everything loaded. Paths of params.yaml are taken from the project's root."""
+
+    def __init__(self, root: Path, *, finetune_from: Path | None = None) -> None:
+        self.root = root
+        self.params_path = root / "params.yaml"
+        self.params = read_params(self.params_path)
+        self.run = self._section(RunSettings, "run")
+        self.study = self._section(StudySettings, "study")
+        self.evaluate = self._section(EvaluateSettings, "evaluate")
+        self.finetune_from = finetune_from
+        self._data: dict[tuple[str, str, str], ArmData] = {}
+        self._arms: dict[str, BenchArm] = {}
+
+    def arm(self, name: str) -> BenchArm:
+        """An arm of params.yaml, opened at its first use.
+
+        Raises:
+            HarnessError: no such arm, or its inputs are missing or do not fit each other.
+        """
+        if name not in self._arms:
+            self._arms[name] = self._open(name)
+        return self._arms[name]
+
+    def with_init(self, arm: BenchArm, init: Path) -> BenchArm:
+        """The same arm from another checkpoint."""
+        return replace(arm, init=init)
+
+    def check_start(self, arm: BenchArm) -> None:
+        """Refuses an arm without dev answers, or whose first weights do not fit.
+
+        Raises:
+            HarnessError: says what does not fit.
+        """
+        if not len(arm.data.dev):
+            raise HarnessError(
+                "a study needs dev answers to replay", where=arm.entry.states, rule="a dev folder"
+            )
+        init_digest(arm.init)
+        first_drafter(
+            arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers
+        )
+
+    @cached_property
+    def test(self) -> StatesDataset:
+        """Held-out test answers.
+
+        Raises:
+            HarnessError: not extracted, or of another verifier.
+        """
+        arm = self.arm(next(iter(self.study.arms)))
+        states = StatesDataset.open(self.root / arm.entry.states / "test")
+        states.check(arm.data.head.config)
+        return states
+
+    def maker_of(self, init: Path) -> ArmSettings | None:
+        """The arm of params.yaml whose training makes this checkpoint, None where none does."""
+        if init.parent.resolve() != (self.root / "checkpoints").resolve():
+            return None
+        if init.name not in self.params["arms"]:
+            return None
+        return self._section(ArmSettings, f"arms.{init.name}")
+
+    def facts(self, arm: BenchArm, *, test: bool = False) -> dict[str, Any]:
+        """All that a training's result comes from besides its own settings, as digests."""
+        states = self.root / arm.entry.states
+        splits = ("train", "dev", *(("test",) if test else ()))
+        files = [states / split / "index.jsonl" for split in splits]
+        files += [self.root / arm.entry.head, self.root / arm.entry.vocab]
+        data = {str(path.relative_to(self.root)): digest_file(path) for path in files}
+        return {
+            "data": data | {"init": init_digest(arm.init)},
+            "code": code_digests(),
+            "run": self.run.model_dump(),
+            "torch": torch.__version__,
+            "present": arm.settings({}).model_dump(mode="json"),
+        }
+
+    def _section(self, model: type[Any], key: str) -> Any:
+        values = section_values(self.params, key, where=self.params_path)
+        return read_settings(model, values, where=f"{self.params_path}, {key}")
+
+    def _open(self, name: str) -> BenchArm:
+        if name not in self.params["arms"]:
+            raise HarnessError(
+                "a study names an arm that there is not",
+                where=f"{self.params_path}, study",
+                rule=f"one of {', '.join(self.params['arms'])}",
+                got=name,
+            )
+        entry: ArmSettings = self._section(ArmSettings, f"arms.{name}")
+        init = self.root / entry.init
+        if self.finetune_from is not None and not init.is_file():
+            init = self.finetune_from
+        shared = section_values(self.params, "train", where=self.params_path)
+        changes = merged(entry.train, self.study.train)
+        where = f"{self.params_path}, arms.{name}.train and study.train over train"
+        settings = arm_settings(shared, changes, where=where)
+        data = self._open_data(entry)
+        return BenchArm(
+            name=name,
+            entry=entry,
+            init=init,
+            data=data,
+            changes=changes,
+            present=merged(shared, changes),
+            supervised=supervised(data.documents, settings.max_length),
+        )
+
+    def _open_data(self, entry: ArmSettings) -> ArmData:
+        key = (entry.states, entry.head, entry.vocab)
+        if key not in self._data:
+            head_path = self.root / entry.head
+            if not head_path.is_file():
+                raise HarnessError(
+                    "an arm's input is missing", where=head_path, fix="run the pipeline first"
+                )
+            head = read_head(head_path)
+            vocabulary = read_vocabulary(self.root / entry.vocab, vocab_size=head.config.vocab_size)
+            self._data[key] = open_states(self.root / entry.states, head, vocabulary)
+        return self._data[key]
+
+
+def code_digests() -> dict[str, str]:
+    """Of every file that a trial's result comes from."""
+    files = code_of(CODE, "experiments.study.training")
+    return {str(path): digest_file(CODE / path) for path in files if path.suffix == ".py"}
+
+
+def quiet() -> None:
+    """Leaves the terminal to the study: no lines about each training's start and end."""
+    logging.getLogger("eagle3").setLevel(logging.WARNING)

@@ -1,0 +1,97 @@
+"""`eagle3 study aa`: does the comparison call equal recipes different as rarely as it says?
+
+Short trainings of one recipe give the variances; `eagle3.aa_test` simulates comparisons from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3.aa_test import called_different
+from eagle3.errors import HarnessError
+from eagle3.seed_statistics import components, lengths_by_seed
+from eagle3.seeding import generator
+from eagle3.statistics import overall_length
+from eagle3.tracking import NullTracker
+from eagle3.workspace import digest, write_json
+from experiments.study.bench import Bench
+from experiments.study.compare import LEVEL
+from experiments.study.fixed import Fixed, complete, counts_of, open_fixed, slot
+from experiments.study.progress import Board, say, seconds_of
+from experiments.study.settings import AaSettings
+from experiments.study.training import tokens_for
+from experiments.study.work import Place, work_through
+
+REPORT = Path("reports") / "aa_test.json"
+
+
+def run_aa(root: Path, *, storage: str | None) -> None:
+    """Trains, simulates and writes `reports/aa_test.json`; taken up where it was stopped.
+
+    Raises:
+        HarnessError: params.yaml says nothing of a calibration, or something cannot be used.
+    """
+    from experiments.study.run import prepare
+
+    bench, store, url = prepare(root, None, storage, None)
+    settings = bench.study.aa
+    if settings is None:
+        raise HarnessError("settings lack a part", where=bench.params_path, got="no study.aa")
+    arm = bench.arm(settings.arm)
+    bench.check_start(arm)
+    shape = arm.settings({})
+    slots = []
+    for number in range(settings.seeds):
+        seed = bench.run.seed + 1 + number
+        tokens, cost = tokens_for(settings.cost, arm.data.lengths, arm.supervised, shape, seed)
+        title = f"A/A {arm.name}, seed {seed}"
+        slots.append(slot(title, arm.name, seed=seed, tokens=tokens, cost=cost, train=arm.changes))
+    facts = {**bench.facts(arm, test=True), "cost": settings.cost}
+    name = f"{bench.study.name}.aa-{digest(facts)[:8]}"
+    queue = open_fixed(bench, store, url, name, facts, slots, "test")
+    work_through(Place(bench, store, url), [queue], Board([queue], NullTracker()))
+    found = calibrated(queue, bench, settings)
+    write_json(root / REPORT, {**found, "seconds": round(seconds_of(queue.study), 1)})
+    say(
+        f"{REPORT}: {found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
+        f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"
+    )
+
+
+def calibrated(queue: Fixed, bench: Bench, settings: AaSettings) -> dict[str, Any]:
+    """The simulation from finished trainings, as plain values."""
+    counts = counts_of(complete(queue.study)[: settings.seeds])
+    found, tau = components(counts), overall_length(counts)
+    steps_P = counts.steps_SP.mean(0)
+
+    def share(effect: float) -> float:
+        return called_different(
+            found,
+            steps_P,
+            tau,
+            effect=effect,
+            seeds=bench.study.compare.seeds,
+            simulations=settings.simulations,
+            level=LEVEL,
+            generator=generator("aa", bench.study.seed, str(effect)),
+        )
+
+    return {
+        "simulations": settings.simulations,
+        "rejected_share": share(0.0),
+        "power_at_0.05": share(0.05),
+        "seeds": bench.study.compare.seeds,
+        "trained_seeds": settings.seeds,
+        "arm": settings.arm,
+        "tokens": complete(queue.study)[0].user_attrs["tokens"],
+        "prompts": counts.steps_SP.shape[1],
+        "level": LEVEL,
+        "tau": tau,
+        "tau_by_seed": lengths_by_seed(counts),
+        "components": asdict(found),
+        "sd_of_a_training": float(torch.tensor(lengths_by_seed(counts)).double().std()),
+    }

@@ -1,0 +1,124 @@
+"""`eagle3 study …` and `eagle3 promote`; what is behind them is imported when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+study_app = typer.Typer(
+    help="Search each arm's settings and compare what is found.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+Name = Annotated[str | None, typer.Option(help="Of the study. Default: study.name.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        help="postgresql://USER:PASSWORD@HOST/DATABASE or sqlite:///FILE. Default: studies.db."
+    ),
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Drafter checkpoint that arms with a checkpoint start from.")
+]
+
+
+def _root() -> Path:
+    from experiments.cli import project_root
+
+    return project_root()
+
+
+@study_app.callback()
+def study(
+    context: typer.Context,
+    name: Name = None,
+    storage: Storage = None,
+    finetune_from: Checkpoint = None,
+    workers: Annotated[int, typer.Option(help="Processes on this machine.", min=1)] = 1,
+    compare: Annotated[bool, typer.Option(help="Compare the winners after the search.")] = True,
+) -> None:
+    """Search each arm's settings, compare the winners over seeds; writes reports/study.json.
+
+    Stopped or killed, the same command goes on. On several machines: the same command with the
+    same --storage on each.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from experiments.study.run import run_study
+
+    _stoppable(
+        lambda: run_study(
+            _root(),
+            name=name,
+            storage=storage,
+            finetune_from=finetune_from,
+            workers=workers,
+            with_comparison=compare,
+        )
+    )
+
+
+@study_app.command(hidden=True)
+def work(
+    name: Name = None,
+    storage: Storage = None,
+    finetune_from: Checkpoint = None,
+    comparison: bool = False,
+    seconds: float | None = None,
+) -> None:
+    """One worker of a study that another process has begun."""
+    from experiments.study.run import run_worker
+
+    _stoppable(
+        lambda: run_worker(
+            _root(),
+            name=name,
+            storage=storage,
+            finetune_from=finetune_from,
+            comparison=comparison,
+            seconds=seconds,
+        )
+    )
+
+
+@study_app.command()
+def aa(storage: Storage = None) -> None:
+    """Calibrate the comparison on equal recipes; writes reports/aa_test.json."""
+    from experiments.study.calibration import run_aa
+
+    _stoppable(lambda: run_aa(_root(), storage=storage))
+
+
+@study_app.command()
+def crossover(storage: Storage = None) -> None:
+    """Map τ against training tokens for three siblings; writes reports/crossover.json."""
+    from experiments.study.crossover import run_crossover
+
+    _stoppable(lambda: run_crossover(_root(), storage=storage))
+
+
+def promote(
+    name: Name = None,
+    storage: Storage = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.")] = None,
+    keep_budget: Annotated[
+        bool, typer.Option(help="Leave the arm's tokens as they are; the trial is not repeated.")
+    ] = False,
+) -> None:
+    """Write a study's winners into params.yaml."""
+    from experiments.study.promote import promote as write
+
+    write(_root(), name=name, storage=storage, arms=arm, keep_budget=keep_budget)
+
+
+def _stoppable(act) -> None:  # type: ignore[no-untyped-def]
+    from stages.signals import STOPPED
+
+    try:
+        act()
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise typer.Exit(STOPPED) from None

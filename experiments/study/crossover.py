@@ -1,0 +1,176 @@
+"""`eagle3 study crossover`: how many tokens a head start is worth, by how far the sibling lies.
+
+For someone who has a published drafter of a related model. Each budget is a training of its own,
+its learning rate run down to the end, scored on dev answers. Other siblings than the pipeline's go
+through the pipeline as overlays, up to their drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from eagle3.arm import first_drafter, init_digest
+from eagle3.crossing import Crossing, crossing
+from eagle3.errors import HarnessError
+from eagle3.seed_statistics import lengths_by_seed, paired_differences, t_interval
+from eagle3.tracking import NullTracker
+from eagle3.workspace import digest, write_atomically, write_json
+from experiments.overlay import run_overlay
+from experiments.study.bench import Bench
+from experiments.study.compare import LEVEL
+from experiments.study.fixed import Fixed, complete, counts_of, open_fixed, slot
+from experiments.study.progress import Board, say, seconds_of
+from experiments.study.settings import CrossoverSettings
+from experiments.study.training import cost_of, length, score
+from experiments.study.work import Place, work_through
+from stages.params import dump_yaml
+
+REPORT = Path("reports") / "crossover.json"
+
+
+def run_crossover(root: Path, *, storage: str | None) -> None:
+    """Makes the siblings' drafters, trains and writes `reports/crossover.json`.
+
+    Raises:
+        HarnessError: params.yaml says nothing of it, or something cannot be used.
+    """
+    from experiments.study.run import prepare
+
+    bench, store, url = prepare(root, None, storage, None)
+    settings = bench.study.crossover
+    if settings is None:
+        raise HarnessError(
+            "settings lack a part", where=bench.params_path, got="no study.crossover"
+        )
+    scratch = bench.arm(settings.scratch)
+    bench.check_start(scratch)
+    starts = {bits: _checkpoint(bench, settings, bits) for bits in settings.bits}
+    for start in starts.values():
+        bench.check_start(bench.with_init(bench.arm(settings.finetune), start))
+    queue = open_queue(bench, settings, starts, store, url)
+    work_through(Place(bench, store, url), [queue], Board([queue], NullTracker()))
+    found = mapped(queue, bench, settings, starts)
+    write_json(root / REPORT, {**found, "seconds": round(seconds_of(queue.study), 1)})
+    for bits, about in found["siblings"].items():
+        say(f"sibling of {bits} bits: {about['words']}")
+    say(f"{REPORT} written")
+
+
+def open_queue(
+    bench: Bench,
+    settings: CrossoverSettings,
+    starts: Mapping[int, Path],
+    storage: Any,
+    url: str,
+) -> Fixed:
+    """One training for each seed, budget and curve, budgets of one seed side by side."""
+    slots = []
+    for seed in range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds):
+        for tokens in settings.tokens:
+            for bits in (None, *settings.bits):
+                arm = bench.arm(settings.scratch if bits is None else settings.finetune)
+                shape = arm.settings({})
+                cost = cost_of(tokens, arm.data.lengths, arm.supervised, shape, seed)
+                more: dict[str, Any] = {"bits": bits}
+                if bits is not None:
+                    more["init"] = str(starts[bits].relative_to(bench.root))
+                title = f"{curve_name(bits)}, {tokens:,} tokens, seed {seed}"
+                slots.append(
+                    slot(
+                        title, arm.name, seed=seed, tokens=tokens, cost=cost,
+                        train=arm.changes, **more,
+                    )
+                )  # fmt: skip
+    facts = {
+        "scratch": bench.facts(bench.arm(settings.scratch)),
+        "finetune": bench.facts(bench.arm(settings.finetune)),
+        "starts": {str(bits): init_digest(start) for bits, start in starts.items()},
+        "tokens": settings.tokens,
+    }
+    name = f"{bench.study.name}.crossover-{digest(facts)[:8]}"
+    return open_fixed(bench, storage, url, name, facts, slots, "dev")
+
+
+def curve_name(bits: int | None) -> str:
+    """A curve's name for people."""
+    return "scratch" if bits is None else f"finetune, {bits}-bit sibling"
+
+
+def mapped(
+    queue: Fixed, bench: Bench, settings: CrossoverSettings, starts: Mapping[int, Path]
+) -> dict[str, Any]:
+    """Curves and crossings from finished trainings, as plain values."""
+    runs = {
+        (bits, tokens): counts_of(complete(queue.study, bits=bits, tokens=tokens))
+        for bits in (None, *settings.bits)
+        for tokens in settings.tokens
+    }
+    curves: dict[str, Any] = {}
+    for bits in (None, *settings.bits):
+        curves[curve_name(bits)] = [
+            {"tokens": tokens, **asdict(t_interval(values, LEVEL)), "by_seed": values}
+            for tokens in settings.tokens
+            for values in [lengths_by_seed(runs[bits, tokens])]
+        ]
+    siblings = {}
+    for bits in settings.bits:
+        differences = [
+            paired_differences(runs[bits, tokens], runs[None, tokens]) for tokens in settings.tokens
+        ]
+        found = crossing(settings.tokens, differences, LEVEL)
+        siblings[str(bits)] = {
+            "start_tau": _start_tau(bench, settings, starts[bits]),
+            "differences": differences,
+            **asdict(found),
+            "words": words(found, settings.tokens),
+        }
+    return {
+        "level": LEVEL,
+        "seeds": settings.seeds,
+        "prompts": runs[None, settings.tokens[0]].steps_SP.shape[1],
+        "tokens": settings.tokens,
+        "curves": curves,
+        "siblings": siblings,
+    }
+
+
+def words(found: Crossing, tokens: list[int]) -> str:
+    """A crossing in a sentence."""
+    last = f"{tokens[-1]:,}"
+    if found.at is None:
+        start = f"from scratch does not overtake finetuning within {last} tokens"
+    elif found.at == 0.0:
+        start = f"from scratch is ahead from {tokens[0]:,} tokens on"
+    else:
+        start = f"from scratch overtakes finetuning at about {found.at:,.0f} tokens"
+    low = f"below {tokens[0]:,}" if found.low == 0.0 else _count(found.low, last)
+    high = f"below {tokens[0]:,}" if found.high == 0.0 else _count(found.high, last)
+    return f"{start} ({LEVEL:.0%} interval: {low} to {high})"
+
+
+def _count(value: float | None, last: str) -> str:
+    return f"above {last}" if value is None else f"{value:,.0f}"
+
+
+def _start_tau(bench: Bench, settings: CrossoverSettings, start: Path) -> float:
+    """τ on dev of the checkpoint as it is."""
+    arm = bench.with_init(bench.arm(settings.finetune), start)
+    drafter = first_drafter(arm.init, arm.data, arm.settings({}), bench.run.seed)
+    return length(score(drafter, arm.data.dev, bench.evaluate.k, bench.evaluate.dtype))
+
+
+def _checkpoint(bench: Bench, settings: CrossoverSettings, bits: int) -> Path:
+    """The drafter trained on the sibling of so many bits, made if it is not there."""
+    if bench.params["sibling"]["bits"] == bits:
+        return bench.arm(settings.finetune).init
+    overlay = bench.root / ".work" / "crossover" / f"sibling-{bits}bit.yaml"
+    write_atomically(overlay, dump_yaml({"sibling": {"bits": bits}}))
+    code = run_overlay(bench.root, overlay, targets=[f"train@{settings.base}"])
+    if code != 0:
+        raise HarnessError(
+            "a sibling's drafter could not be made", where=overlay, got=f"dvc's exit code {code}"
+        )
+    return bench.root / ".work" / "overlays" / overlay.stem / "checkpoints" / settings.base

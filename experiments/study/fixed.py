@@ -1,0 +1,133 @@
+"""Slots whose settings are given: one arm, one seed, one budget, and τ on the answers named.
+
+Used by the comparison, the calibration and the crossover map. The counts of every prompt stay with
+the slot, so that any statistic can be computed from the store alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from eagle3.acceptance import ALL
+from eagle3.dataset import Document
+from eagle3.errors import HarnessError
+from eagle3.evaluate import check_tails
+from eagle3.statistics import Counts
+from eagle3.tracking import Tracker
+from experiments.study.bench import Bench
+from experiments.study.store import open_study
+from experiments.study.training import length, score, train_once
+from experiments.study.work import log_settings
+
+Answers = Literal["test", "dev"]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An Optuna study as a queue of such trainings."""
+
+    bench: Bench
+    study: optuna.Study
+    answers: Answers
+
+    def name(self, trial: optuna.Trial) -> str:
+        return str(trial.user_attrs["title"])
+
+    def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
+        """Trains and scores."""
+        about = trial.user_attrs
+        arm = self.bench.arm(about["arm"])
+        if "init" in about:
+            arm = self.bench.with_init(arm, self.bench.root / about["init"])
+        settings = arm.settings(about["train"])
+        seed, tokens = about["seed"], about["tokens"]
+        log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens)
+        drafter, result = train_once(
+            self.bench, arm, settings, seed=seed, tokens=tokens, tracker=tracker
+        )
+        documents: Sequence[Document] = self.bench.test if self.answers == "test" else arm.data.dev
+        how = self.bench.evaluate
+        counts = score(drafter, documents, how.k, how.dtype)
+        trial.set_user_attr(
+            "counts",
+            [[item.id, item.benchmark, item.verify_steps, item.accepted] for item in counts],
+        )
+        trial.set_user_attr("dev_tau", result.best_tau)
+        tracker.log_metrics({f"{self.answers}_tau": length(counts)}, 0)
+        return length(counts)
+
+
+def slot(
+    title: str,
+    arm: str,
+    *,
+    seed: int,
+    tokens: int,
+    cost: int,
+    train: Mapping[str, Any],
+    **more: Any,
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """One training to queue."""
+    about = {"arm": arm, "seed": seed, "tokens": tokens, "cost": cost, "train": train}
+    return {}, {"title": title, **about, **more}
+
+
+def open_fixed(
+    bench: Bench,
+    storage: RDBStorage,
+    url: str,
+    name: str,
+    facts: Mapping[str, Any],
+    slots: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    answers: Answers,
+) -> Fixed:
+    """The queue, made or taken up.
+
+    Raises:
+        HarnessError: its store has one of that name from other data, code or settings; or the
+            answers cannot be replayed to the end.
+    """
+    arm = bench.arm(slots[0][1]["arm"])
+    check_tails(bench.test if answers == "test" else arm.data.dev, bench.evaluate.k, where=answers)
+    how = {"evaluate": {"k": bench.evaluate.k, "dtype": bench.evaluate.dtype}, "answers": answers}
+    study = open_study(storage, url, name, {**facts, **how}, slots)
+    return Fixed(bench, study, answers)
+
+
+def complete(study: optuna.Study, **wanted: Any) -> list[FrozenTrial]:
+    """Finished slots with these attributes, by seed."""
+    found = [
+        trial
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if all(trial.user_attrs.get(key) == value for key, value in wanted.items())
+    ]
+    if broken := [trial for trial in found if "counts" not in trial.user_attrs]:
+        raise HarnessError(
+            "a training left the numbers, so its arm cannot be compared",
+            where=", ".join(trial.user_attrs["title"] for trial in broken),
+            fix="a lower learning rate",
+        )
+    return sorted(found, key=lambda trial: trial.user_attrs["seed"])
+
+
+def counts_of(trials: Sequence[FrozenTrial], benchmark: str = ALL) -> Counts:
+    """Counts of some trainings as arrays [seed, prompt], prompts by id."""
+    rows = [
+        sorted(item for item in trial.user_attrs["counts"] if benchmark in (ALL, item[1]))
+        for trial in trials
+    ]
+    return Counts.of(
+        [[item[3] for item in row] for row in rows], [[item[2] for item in row] for row in rows]
+    )
+
+
+def benchmarks_of(trial: FrozenTrial) -> list[str]:
+    """Benchmarks by name, and all prompts together where there are several."""
+    names = sorted({item[1] for item in trial.user_attrs["counts"]})
+    return [*names, ALL] if len(names) > 1 else [ALL]

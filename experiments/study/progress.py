@@ -1,0 +1,125 @@
+"""What people see of a study while it runs: a line as each slot ends, and its MLflow run.
+
+Reads the store alone, so it shows what all workers do, on whatever machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from tqdm import tqdm
+
+from eagle3.report.words import duration
+from eagle3.tracking import Tracker
+from experiments.study.search import Search, best_trial, describe
+from experiments.study.store import SLOT, finished
+from experiments.study.work import Kind
+
+SECONDS = "seconds "  # attribute of a study: what one call of the command took of it
+
+
+class Board:
+    """Shows slots as they end, with the best so far and the time left.
+
+    Args:
+        ahead: cost of what comes after these slots, for the time left.
+        workers: how many work on them here.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Kind], tracker: Tracker, *, ahead: int = 0, workers: int = 1
+    ) -> None:
+        self._kinds = kinds
+        self._tracker = tracker
+        self._ahead = ahead
+        self._workers = workers
+        self._session = f"{SECONDS}{uuid.uuid4().hex[:8]}"
+        self._started = time.time()
+        self._shown = {(k.study.study_name, t.number) for k in kinds for t in finished(k.study)}
+        if self._shown:
+            say(f"taken up: {len(self._shown)} finished before")
+        self._log()
+
+    def began(self, kind: Kind, trial: optuna.Trial) -> None:
+        """Says what is at work now."""
+        say(f"{kind.name(trial)} begins")
+
+    def update(self) -> None:
+        """Shows what has ended since the last call."""
+        new = False
+        for kind in self._kinds:
+            for trial in finished(kind.study):
+                key = (kind.study.study_name, trial.number)
+                if key in self._shown:
+                    continue
+                self._shown.add(key)
+                new = True
+                say(f"{_line(kind, trial)} · {self._left()}")
+        if new:
+            elapsed = round(time.time() - self._started, 1)
+            self._kinds[0].study.set_user_attr(self._session, elapsed)
+            self._log()
+
+    def _left(self) -> str:
+        spent = seconds = waiting = 0.0
+        for kind in self._kinds:
+            for trial in kind.study.get_trials(deepcopy=False):
+                cost = float(trial.user_attrs.get("cost", _cost(kind)))
+                if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                    spent += cost * trial.user_attrs.get("share", 1.0)
+                    seconds += trial.user_attrs.get("run_seconds", 0.0)
+                elif trial.state != TrialState.FAIL:
+                    waiting += cost
+        if not spent:
+            return ""
+        return f"about {duration(seconds / spent * (waiting + self._ahead) / self._workers)} left"
+
+    def _log(self) -> None:
+        """Best so far against cost, for each arm; the tracker drops what it was told before."""
+        for kind in self._kinds:
+            if not isinstance(kind, Search):
+                continue
+            best, cost = 0.0, 0.0
+            for trial in finished(kind.study):
+                cost += trial.user_attrs["cost"] * trial.user_attrs.get("share", 1.0)
+                if trial.state == TrialState.COMPLETE and trial.value is not None:
+                    best = max(best, trial.value)
+                    self._tracker.log_metrics({f"best_dev_tau.{kind.arm.name}": best}, int(cost))
+
+
+def seconds_of(study: optuna.Study) -> float:
+    """Wall time of all calls of the command that worked on a study's slots."""
+    return sum(value for name, value in study.user_attrs.items() if name.startswith(SECONDS))
+
+
+def say(text: str) -> None:
+    """A line above the bar of the training that runs."""
+    tqdm.write(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr)
+
+
+def _line(kind: Kind, trial: FrozenTrial) -> str:
+    value = "–" if trial.value is None else f"{trial.value:.4f}"
+    if not isinstance(kind, Search):
+        return f"{trial.user_attrs['title']}: τ {value}"
+    slots = len({t.user_attrs.get(SLOT) for t in kind.study.get_trials(deepcopy=False)})
+    ended = len(finished(kind.study))
+    how = f"dev τ {value}"
+    if trial.state == TrialState.PRUNED:
+        how = f"given up after {trial.user_attrs.get('share', 0):.0%} (τ {value} on few prompts)"
+    elif trial.user_attrs.get("diverged"):
+        how = "left the numbers"
+    best = best_trial(kind.study)
+    so_far = "" if best is None else f" · best {best.value:.4f} (trial {best.user_attrs[SLOT]})"
+    return (
+        f"{kind.arm.name} trial {trial.user_attrs[SLOT]}, {ended} of {slots}: {how}"
+        f" with {describe(trial.params)}{so_far}"
+    )
+
+
+def _cost(kind: Kind) -> int:
+    return kind.bench.study.cost if isinstance(kind, Search) else 0

@@ -1,0 +1,83 @@
+"""A study in MLflow: one run for the study, and one below it for each of its trainings.
+
+Runs go through the project's own journal, so that nothing waits for the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from eagle3.tracking import NullTracker, Tracker
+from stages.tracking import (
+    CLOSE_SECONDS,
+    CLOSE_SECONDS_LOCAL,
+    MlflowTracker,
+    journal_root,
+    resolve_store,
+)
+
+PARENT = "mlflow_parent"
+FLUSH_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def parent_run(
+    root: Path, name: str, key: str, tags: Mapping[str, str]
+) -> Iterator[tuple[Tracker, str | None]]:
+    """The study's own run, taken up where it was left, and its id.
+
+    Where another process of this machine holds it, there is nothing to say and no id.
+    """
+    lock = root / ".work" / f"study-{key}.parent.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield NullTracker(), None
+            return
+        store = resolve_store(root)
+        tracker = MlflowTracker(
+            store,
+            journal_root(root),
+            run_name=f"study {name}",
+            resume_key=f"study-{name}-{key}",
+            tags={"kind": "study", "study": name, **tags},
+            flush_seconds=FLUSH_SECONDS,
+        )
+        status = "FAILED"
+        try:
+            wait = CLOSE_SECONDS if store.database is None else CLOSE_SECONDS_LOCAL
+            yield tracker, tracker.run_id(wait)
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            tracker.close(status)
+
+
+@contextlib.contextmanager
+def child_run(
+    root: Path, name: str, parent: str | None, tags: Mapping[str, str]
+) -> Iterator[MlflowTracker]:
+    """A training's run below the study's; one that was given up early is finished too."""
+    below = {} if parent is None else {"mlflow.parentRunId": parent}
+    tracker = MlflowTracker(
+        resolve_store(root),
+        journal_root(root),
+        run_name=name,
+        tags={"kind": "trial", **below, **tags},
+    )
+    status = "FAILED"
+    try:
+        yield tracker
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.close(status)

@@ -1,0 +1,109 @@
+"""One training of a study and its τ: the same code, budget and result as the train stage's.
+
+Knows nothing of the store, the sampler or MLflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3.acceptance import PromptCounts, acceptance_length
+from eagle3.arm import first_drafter, init_digest
+from eagle3.dataset import Document
+from eagle3.drafter import Drafter
+from eagle3.errors import HarnessError
+from eagle3.machine import keep_freed_memory
+from eagle3.replay import replay
+from eagle3.tracking import Tracker
+from eagle3.trainer import TrainResult, TrainSettings, train
+from eagle3.workspace import work_folder
+from experiments.study.bench import Bench, BenchArm
+from experiments.study.budget import cost_of, tokens_for
+
+OnStep = Callable[[int, Drafter], None]
+
+__all__ = ["GivenUp", "cost_of", "length", "score", "tokens_for", "train_once"]
+
+
+class GivenUp(Exception):
+    """Raised by `on_step` to end a training that is not worth its budget."""
+
+
+def train_once(
+    bench: Bench,
+    arm: BenchArm,
+    settings: TrainSettings,
+    *,
+    seed: int,
+    tokens: int,
+    tracker: Tracker,
+    on_step: OnStep | None = None,
+) -> tuple[Drafter, TrainResult]:
+    """Trains a drafter; the one returned holds the weights that the train stage would publish.
+
+    A killed one leaves its state in `.work/`, where the same training takes it up.
+
+    Raises:
+        GivenUp: as `on_step` did.
+        HarnessError: as the trainer does; `LossNotFinite` among them.
+    """
+    keep_freed_memory()
+    key = {
+        "arm": arm.entry.model_dump(mode="json"),
+        "init": init_digest(arm.init),
+        "settings": settings.model_dump(mode="json"),
+        "seed": seed,
+        "tokens": tokens,
+        "facts": bench.facts(arm),
+    }
+    ended: Exception | None = None
+    with _work(bench.root, key) as work:
+        try:
+            drafter = first_drafter(arm.init, arm.data, settings, seed, arm.entry.init_layers)
+            result = train(
+                drafter,
+                arm.data.as_train_data(),
+                settings,
+                seed=seed,
+                tokens=tokens,
+                epochs=None,
+                device=torch.device(bench.run.device),
+                work=work,
+                tracker=tracker,
+                on_step=on_step,
+            )
+        except (GivenUp, HarnessError) as error:  # ended for good: nothing to take up
+            ended = error
+    if ended is not None:
+        raise ended
+    return drafter, result
+
+
+def score(
+    drafter: Drafter, documents: Sequence[Document], drafts: int, dtype: str
+) -> list[PromptCounts]:
+    """Acceptance on some answers by replay."""
+    return replay(drafter, documents, drafts, dtype=getattr(torch, dtype))
+
+
+def length(counts: Sequence[PromptCounts]) -> float:
+    """τ over all of them together."""
+    steps = sum(count.verify_steps for count in counts)
+    return acceptance_length(sum(count.accepted for count in counts), steps)
+
+
+@contextlib.contextmanager
+def _work(root: Path, key: Mapping[str, Any]) -> Iterator[Path]:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(work_folder(root, "study", key))
+        except HarnessError:
+            # A worker that was taken for dead is at it still: this one works beside it.
+            folder = stack.enter_context(work_folder(root, "study", {**key, "pid": os.getpid()}))
+        yield folder

@@ -1,0 +1,140 @@
+"""Working through slots: take one, train, say what came of it, until none is left.
+
+The same for all kinds of slots; what a slot means is the business of the `Kind`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+
+from eagle3.tracking import Tracker, flatten
+from eagle3.finite import LossNotFinite
+from experiments.study.bench import Bench
+from experiments.study.store import (
+    alive,
+    claim,
+    hand_back,
+    running,
+    tell,
+    wait_for_others,
+)
+from experiments.study.tracking import PARENT, child_run
+from experiments.study.training import GivenUp
+from stages.signals import stop_on_signals
+
+log = logging.getLogger(__name__)
+
+NOTHING_ACCEPTED = 1.0  # τ of a drafter that left the numbers
+
+
+class Kind(Protocol):
+    """What the slots of a study are: how one is run, and what it is called."""
+
+    @property
+    def study(self) -> optuna.Study:
+        """Where they are."""
+
+    def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
+        """Its τ. Raises GivenUp."""
+
+    def name(self, trial: optuna.Trial) -> str:
+        """For people."""
+
+
+class Listener(Protocol):
+    """Told when a slot begins and ends."""
+
+    def began(self, kind: Kind, trial: optuna.Trial) -> None: ...
+
+    def update(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where workers work.
+
+    Attributes:
+        until: `time.monotonic()` after which no slot is begun.
+    """
+
+    bench: Bench
+    storage: RDBStorage
+    url: str
+    until: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the outer limit has come."""
+        return self.until is not None and time.monotonic() > self.until
+
+
+def work_through(place: Place, kinds: Sequence[Kind], listener: Listener) -> None:
+    """Runs slots until none waits or is at work elsewhere, or the time is up.
+
+    Studies with the most slots left come first, so that arms go on side by side.
+
+    Raises:
+        KeyboardInterrupt: the slot at work was put back.
+    """
+    stop_on_signals()
+    while not place.over:
+        for kind in sorted(kinds, key=_waiting, reverse=True):
+            trial = claim(kind.study, place.storage, place.url)
+            if trial is not None:
+                _run(place, kind, trial, listener)
+                break
+        else:
+            if not any(running(kind.study) for kind in kinds):
+                return
+            wait_for_others()
+            listener.update()
+
+
+def _waiting(kind: Kind) -> int:
+    return len(kind.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+
+def _run(place: Place, kind: Kind, trial: optuna.Trial, listener: Listener) -> None:
+    value: float | None = None
+    state = TrialState.COMPLETE
+    listener.began(kind, trial)
+    started = time.perf_counter()
+    tags = {"study": kind.study.study_name, "trial": str(trial.number)}
+    parent = kind.study.user_attrs.get(PARENT)
+    try:
+        with (
+            alive(place.storage, trial),
+            child_run(place.bench.root, kind.name(trial), parent, tags) as tracker,
+        ):
+            try:
+                value = kind.run(trial, tracker)
+                tracker.log_metrics({"tau": value}, 0)
+            except GivenUp:
+                state = TrialState.PRUNED
+                tracker.log_tags({"given_up": "true"})
+            except LossNotFinite as error:
+                value = NOTHING_ACCEPTED
+                trial.set_user_attr("diverged", True)
+                tracker.log_tags({"diverged": str(error)})
+            trial.set_user_attr("run_seconds", round(time.perf_counter() - started, 3))
+            ended = tell(kind.study, trial, value, state)
+            if not ended:
+                tracker.log_tags({"taken_over": "true"})
+    except BaseException:
+        # Ctrl-C, a full disk, a mistake: the slot is for whoever comes next.
+        hand_back(kind.study, trial, place.url)
+        raise
+    listener.update()
+
+
+def log_settings(tracker: Tracker, settings: Any, **more: Any) -> None:
+    """Settings of a training as the run's parameters."""
+    tracker.log_params({**flatten(settings.model_dump()), **more})

@@ -1,0 +1,394 @@
+"""Studies on tiny data: repeatable, resumable, promotable, and refused before they begin."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from eagle3.acceptance import acceptance_length
+from eagle3.errors import HarnessError
+from eagle3.seed_statistics import Components, power
+from eagle3.tracking import NullTracker
+from experiments.study import calibration, crossover, store, work
+from experiments.study.bench import Bench
+from experiments.study.budget import costs, tokens_for
+from experiments.study.promote import promote
+from experiments.study.run import open_searches, prepare, run_study
+from experiments.study.search import Search, best_trial
+from experiments.study.store import SLOT
+from stages import train as train_stage
+from stages.params import dump_yaml, overlaid, read_params
+from stages.runner import run_stage
+from tests.tiny_study import make_project, save_checkpoint, use_store
+
+ARMS = ("scratch", "finetune")
+
+
+@pytest.fixture(scope="module")
+def template(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_verifier: Path,
+    project_root: Path,
+    empty_store: Path,
+) -> Path:
+    folder = make_project(tmp_path_factory.mktemp("study") / "p", tiny_verifier, project_root)
+    use_store(folder, empty_store)
+    return folder
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "project"
+    shutil.copytree(template, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield folder
+
+
+def change(project: Path, **sections: Any) -> None:
+    params = overlaid(read_params(project / "params.yaml"), sections, where=Path("test"))
+    (project / "params.yaml").write_text(dump_yaml(params))
+
+
+def run(project: Path, *, with_comparison: bool = False, **options: Any) -> None:
+    given = {"name": None, "storage": None, "finetune_from": None, "workers": 1, **options}
+    run_study(project, with_comparison=with_comparison, **given)
+
+
+def study_of(project: Path, name: str, url: str | None = None) -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=url or f"sqlite:///{project}/studies.db")
+
+
+def outcome(project: Path, url: str | None = None) -> list[tuple[Any, ...]]:
+    return [
+        (t.user_attrs[SLOT], t.state, t.value, t.params, t.intermediate_values)
+        for arm in ARMS
+        for t in study_of(project, f"default.{arm}", url).get_trials()
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole study with its comparison."""
+    folder = tmp_path_factory.mktemp("done") / "project"
+    shutil.copytree(template, folder)
+    run(folder, with_comparison=True)
+    return folder
+
+
+def test_what_a_study_leaves(done: Path) -> None:
+    found = json.loads((done / "reports" / "study.json").read_text())
+    assert set(found["arms"]) == set(ARMS) and found["seconds"] > 0
+    for arm in ARMS:
+        about = found["arms"][arm]
+        study = study_of(done, f"default.{arm}")
+        assert about["trials"] == 4 == len(study.trials)
+        assert about["pruned"] == sum(t.state == TrialState.PRUNED for t in study.trials)
+        assert about["best_tau"] == study.best_value >= about["default_tau"]
+        assert about["default_tau"] == study.trials[0].value
+        # The present settings went first.
+        first = study.trials[0].params
+        assert first["lr"] == 5.0e-3 and first["objective.ttt_steps"] == 2
+        assert "noise.std (uniform_abs)" not in first
+    compare = found["compare"]
+    assert compare["seeds"] == 2 and compare["low"] <= compare["delta"] <= compare["high"]
+    assert "2 seeds" in compare["verdict"]
+    runs = {
+        (t.user_attrs["arm"], t.user_attrs["seed"]): t
+        for name in optuna.get_all_study_names(f"sqlite:///{done}/studies.db")
+        if "compare" in name
+        for t in study_of(done, name).trials
+        if t.user_attrs["role"] == "equal budget"
+    }
+    assert set(runs) == {(arm, seed) for arm in ARMS for seed in (1, 2)}
+    differences = [runs["finetune", s].value - runs["scratch", s].value for s in (1, 2)]
+    assert compare["by_benchmark"]["all"]["differences"] == pytest.approx(differences)
+    assert compare["delta"] == pytest.approx(sum(differences) / 2)
+    # Budgets: the checkpoint's 300 rows stand alone, and scratch had them on top.
+    tokens = {row["name"]: row["tokens"] for row in compare["costs"]}
+    assert tokens["what finetune starts from"] == 300
+    assert tokens["scratch, larger budget"] == tokens["scratch"] + 300
+
+
+def test_trials_stand_below_their_study_in_mlflow(done: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{done}/mlflow.db")
+    experiment = client.get_experiment_by_name("eagle3")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if run.data.tags.get("kind") == "study"]
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(children) == len(runs) - 1 == 4 + 4 + 4 + 2  # both searches, the comparison
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for arm in ARMS:
+        curve = client.get_metric_history(parent.info.run_id, f"best_dev_tau.{arm}")
+        values = [point.value for point in sorted(curve, key=lambda point: point.step)]
+        assert values == sorted(values)
+        assert values[-1] == study_of(done, f"default.{arm}").best_value
+    kept = {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert kept == {"study.json", "study.html"}
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_trials(done: Path, project: Path) -> None:
+    run(project)
+    assert outcome(project) == outcome(done)
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on(
+    project: Path, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third trial: its slot comes back as it was; nothing is counted twice."""
+    original = Search.run
+    calls = []
+
+    def stopping(self: Search, trial: optuna.Trial, tracker: Any) -> float:
+        calls.append(trial)
+        value = original(self, trial, tracker)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return value
+
+    monkeypatch.setattr(Search, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(project)
+    monkeypatch.setattr(Search, "run", original)
+    run(project)
+    for arm in ARMS:
+        trials = study_of(project, f"default.{arm}").trials
+        ended = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        assert sorted(t.user_attrs[SLOT] for t in ended) == [0, 1, 2, 3]
+    stopped = calls[2]
+    trials = study_of(project, f"default.{stopped.study.study_name.split('.')[1]}").trials
+    assert trials[stopped.number].state == TrialState.FAIL
+    (again,) = [t for t in trials if t.user_attrs[SLOT] == 1 and t.state != TrialState.FAIL]
+    assert again.params == trials[stopped.number].params
+    # The best of both is still the best of an undisturbed study's first three.
+    assert json.loads((project / "reports" / "study.json").read_text())["arms"]["scratch"]["trials"]
+
+
+def test_promoted_settings_repeat_the_trial(done: Path, project: Path) -> None:
+    """The train stage gives the winning trial's dev τ to the last bit; comments stay."""
+    shutil.copy(done / "studies.db", project / "studies.db")
+    path = project / "params.yaml"
+    path.write_text(path.read_text().replace("\narms:", "\n# both arms\narms:"))
+    promote(project, name=None, storage=None, arms=None, keep_budget=False)
+    assert "# both arms" in path.read_text()
+    params = read_params(path)
+    for arm in ARMS:
+        best = best_trial(study_of(done, f"default.{arm}"))
+        assert best is not None
+        promoted = params["study"]["promoted"]
+        assert promoted["dev_tau"][arm] == best.value and len(promoted["digest"].split()) == 2
+        run_stage(
+            "train",
+            train_stage.main,
+            train_stage.add_arguments,
+            ["--arm", arm, "--parity", "parity.json", "--out", f"checkpoints/{arm}", "--curve", f"metrics/{arm}.curve.jsonl"],
+        )
+        lines = (project / "metrics" / f"{arm}.curve.jsonl").read_text().splitlines()
+        taus = [i["value"] for i in map(json.loads, lines) if i["metric"] == "dev_tau"]
+        assert taus == [best.value]
+
+
+def test_calibration(project: Path) -> None:
+    change(project, study={"compare": {"seeds": 5}})
+    calibration.run_aa(project, storage=None)
+    found = json.loads((project / "reports" / "aa_test.json").read_text())
+    assert found["simulations"] == 1000 and found["trained_seeds"] == 8 and found["seeds"] == 5
+    assert found["rejected_share"] == pytest.approx(0.05, abs=0.02)
+    sd = math.sqrt(2 * Components(**found["components"]).of_a_seed(10))
+    assert found["power_at_0.05"] == pytest.approx(power(0.05, sd, 5, 0.95), abs=0.05)
+    (name,) = [
+        n for n in optuna.get_all_study_names(f"sqlite:///{project}/studies.db") if ".aa-" in n
+    ]
+    trials = study_of(project, name).trials
+    assert found["tau_by_seed"] == pytest.approx([trial.value for trial in trials])
+    assert len({trial.value for trial in trials}) > 1  # seeds differ
+
+
+def test_crossover_map(project: Path) -> None:
+    crossover.run_crossover(project, storage=None)
+    found = json.loads((project / "reports" / "crossover.json").read_text())
+    assert set(found["curves"]) == {"scratch", "finetune, 3-bit sibling"}
+    for points in found["curves"].values():
+        assert [point["tokens"] for point in points] == [300, 600]
+    about = found["siblings"]["3"]
+    scratch, finetune = found["curves"].values()
+    for place, differences in enumerate(about["differences"]):
+        pairs = zip(scratch[place]["by_seed"], finetune[place]["by_seed"], strict=True)
+        assert differences == pytest.approx([one - two for one, two in pairs])
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"space": {"learning_rate": {"low": 1, "high": 2}}}, r"does not have[\s\S]*learning_rate"),
+        ({"space": {"noise": {"low": 1, "high": 2}}}, r"does not have[\s\S]*got: noise"),
+        ({"space": {"beta2": {"low": 0.99, "high": 0.9}}}, r"beta2[\s\S]*range is empty"),
+        ({"space": {"scheduler": {"choices": []}}}, r"scheduler[\s\S]*range is empty"),
+        ({"space": {"clip": {"low": 2.0, "high": 3.0}}}, r"leaves out the present[\s\S]*got: 1.0"),
+        ({"space": {"beta2": {"low": 0.9, "high": 1.5}}}, r"beta2[\s\S]*less than 1"),
+        ({"arms": {"nobody": {}}}, r"an arm that there is not[\s\S]*nobody"),
+        ({"rungs": [0.5, 0.5]}, "ascend"),
+    ],
+)
+def test_settings_that_are_refused(project: Path, sections: Any, message: str) -> None:
+    change(project, study=sections)
+    with pytest.raises(HarnessError, match=message):
+        run(project)
+    assert not (project / "reports").exists()
+    assert optuna_trials(project) == 0
+
+
+def optuna_trials(project: Path) -> int:
+    url = f"sqlite:///{project}/studies.db"
+    if not (project / "studies.db").exists():
+        return 0
+    return sum(len(study_of(project, name).trials) for name in optuna.get_all_study_names(url))
+
+
+def test_a_checkpoint_that_does_not_fit(project: Path, tiny_verifier: Path) -> None:
+    bench = Bench(project)
+    save_checkpoint(project / "mine", bench.arm("scratch").data, seed=9)
+    config = json.loads((project / "mine" / "config.json").read_text())
+    for key in ("hidden_size", "target_hidden_size"):
+        config[key] = 2 * config[key]
+    (project / "mine" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HarnessError, match="mine"):
+        run(project, finetune_from=project / "mine")
+    with pytest.raises(HarnessError, match="nothing to start from"):
+        run(project, finetune_from=project / "no such checkpoint")
+    assert optuna_trials(project) == 0
+
+
+@pytest.mark.parametrize("url", ["redis://here", "sqlite", "mysql://u:secret@h/d"])
+def test_stores_of_another_kind(project: Path, url: str) -> None:
+    with pytest.raises(HarnessError, match="cannot be kept there") as raised:
+        run(project, storage=url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_store_that_is_not_one(project: Path) -> None:
+    (project / "studies.db").write_text("poetry")
+    with pytest.raises(HarnessError, match="cannot be reached"):
+        run(project)
+
+
+def test_other_data_or_settings_are_another_study(done: Path, project: Path) -> None:
+    shutil.copy(done / "studies.db", project / "studies.db")
+    change(project, study={"cost": 1600})
+    with pytest.raises(HarnessError, match=r"changed: search: cost[\s\S]*--name"):
+        run(project)
+    change(project, study={"cost": 1500})
+    index = project / "data" / "hidden_states" / "dev" / "index.jsonl"
+    before = index.read_text()
+    index.write_text(before.replace(": ", ":"))  # other bytes
+    with pytest.raises(HarnessError, match=r"changed: data: .*dev/index.jsonl"):
+        run(project)
+    index.write_text(before)
+    change(project, study={"trials": 5})  # more of the same is the same study
+    bench, storage, url = prepare(project, None, None, None)
+    searches = open_searches(bench, storage, url)
+    assert [len(search.study.trials) for search in searches] == [5, 5]
+
+
+def test_budget_counts_supervised_rows_times_steps() -> None:
+    from eagle3.schedule import plan_steps
+    from eagle3.trainer import TrainSettings
+
+    lengths, rows = [10, 12, 8, 15], [5, 6, 2, 9]
+    for steps in (1, 3):
+        settings = TrainSettings.model_validate(
+            {"lr": 1.0, "batch_tokens": 20, "objective": {"ttt_steps": steps}}
+        )
+        tokens, spent = tokens_for(40, lengths, rows, settings, seed=1)
+        plan = plan_steps(
+            lengths, batch_tokens=20, max_length=2048, accumulate=1, seed=1,
+            tokens=tokens, epochs=None,
+        )  # fmt: skip
+        seen = [i for step in plan for batch in step.batches for i in batch]
+        assert tokens == sum(lengths[i] for i in seen) == plan[-1].tokens_after
+        assert spent == steps * sum(rows[i] for i in seen) >= 40
+        assert costs(plan, rows, steps)[-2] < 40  # one step less would not spend it
+
+
+def test_a_diverged_trial_counts_as_nothing_accepted(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eagle3.finite import LossNotFinite
+
+    def diverge(self: Search, trial: optuna.Trial, tracker: Any) -> float:
+        trial.set_user_attr("cost", 1)
+        trial.set_user_attr("tokens", 1)
+        raise LossNotFinite("the loss is not finite")
+
+    monkeypatch.setattr(Search, "run", diverge)
+    change(project, study={"trials": 1})
+    run(project)
+    assert [o[2] for o in outcome(project)] == [acceptance_length(0, 10)] * 2
+
+
+class Quiet:
+    """A listener."""
+
+    def began(self, kind: Any, trial: Any) -> None: ...
+
+    def update(self) -> None: ...
+
+
+def test_a_slot_taken_over_is_not_told_twice(project: Path) -> None:
+    """A worker that was silent too long wakes up: what it says of its slot is dropped."""
+    change(project, study={"trials": 1})
+    bench, storage, url = prepare(project, None, None, None)
+    search = open_searches(bench, storage, url)[0]
+    trial = store.claim(search.study, storage, url)
+    assert trial is not None
+    search.run(trial, NullTracker())
+    storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # as others see it
+    assert not store.tell(search.study, trial, 2.0, TrialState.COMPLETE)
+    # Nobody put it back: opening the study again queues the slot anew.
+    again = open_searches(bench, storage, url)[0]
+    work.work_through(work.Place(bench, storage, url), [again], Quiet())
+    states = [t.state for t in again.study.trials]
+    assert states == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+def test_a_fresh_store_met_by_several(tmp_path: Path, project_root: Path) -> None:
+    code = (
+        "import sys; from experiments.study.store import open_store, open_study, claim\n"
+        "url = sys.argv[1]; s = open_store(url, 15)\n"
+        "study = open_study(s, url, 'x', {'a': 1}, [({}, {}) for _ in range(6)])\n"
+        "while (t := claim(study, s, url)) is not None: study.tell(t, 1.0)\n"
+    )
+    url = f"sqlite:///{tmp_path}/fresh.db"
+    environment = {**os.environ, "PYTHONPATH": str(project_root)}
+    command = [sys.executable, "-c", code, url]
+    several = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [process.wait() for process in several] == [0, 0, 0]
+    trials = study_of(tmp_path, "x", url).trials
+    assert sorted(t.user_attrs[SLOT] for t in trials) == list(range(6))
+    assert {t.state for t in trials} == {TrialState.COMPLETE}
+
+
+def test_the_command_says_what_is_wrong(project: Path, project_root: Path) -> None:
+    call: Callable[..., Any] = subprocess.run
+    environment = {**os.environ, "PYTHONPATH": str(project_root)}
+    done = call(
+        [sys.executable, "-m", "experiments.study", "--storage", "redis://x"],
+        cwd=project, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "cannot be kept there" in done.stderr
