@@ -13,7 +13,6 @@ from eagle3.errors import HarnessError
 from eagle3.ranks import Ranks
 
 
-
 class LossNotFinite(HarnessError):
     """Training has left the numbers on sound states: settings that cannot learn."""
 

@@ -197,7 +197,16 @@ def test_promoted_settings_repeat_the_trial(done: Path, project: Path) -> None:
             "train",
             train_stage.main,
             train_stage.add_arguments,
-            ["--arm", arm, "--parity", "parity.json", "--out", f"checkpoints/{arm}", "--curve", f"metrics/{arm}.curve.jsonl"],
+            [
+                "--arm",
+                arm,
+                "--parity",
+                "parity.json",
+                "--out",
+                f"checkpoints/{arm}",
+                "--curve",
+                f"metrics/{arm}.curve.jsonl",
+            ],
         )
         lines = (project / "metrics" / f"{arm}.curve.jsonl").read_text().splitlines()
         taus = [i["value"] for i in map(json.loads, lines) if i["metric"] == "dev_tau"]

@@ -101,9 +101,7 @@ class Bench:
                 "a study needs dev answers to replay", where=arm.entry.states, rule="a dev folder"
             )
         init_digest(arm.init)
-        first_drafter(
-            arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers
-        )
+        first_drafter(arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers)
 
     @cached_property
     def test(self) -> StatesDataset:

@@ -15,8 +15,8 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from eagle3.tracking import Tracker, flatten
 from eagle3.finite import LossNotFinite
+from eagle3.tracking import Tracker, flatten
 from experiments.study.bench import Bench
 from experiments.study.store import (
     alive,
