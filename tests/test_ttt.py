@@ -73,10 +73,14 @@ RAGGED = (
 FULL = ([6, 7], [[1] * 6, [1] * 7])
 
 
+@pytest.mark.parametrize("flash_rows", [7, 256])  # documents with and without the flash backward
 @pytest.mark.parametrize("trained_head", [False, True])
 @pytest.mark.parametrize("lengths_masks", [RAGGED, FULL])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 7])
-def test_loss_and_gradients_are_the_reference(steps, lengths_masks, trained_head) -> None:
+def test_loss_and_gradients_are_the_reference(
+    steps, lengths_masks, trained_head, flash_rows, monkeypatch
+) -> None:
+    monkeypatch.setattr(attention, "FLASH_ROWS", flash_rows)
     drafter, batch = make_drafter(), make_batch(*lengths_masks)
     drafter.lm_head.weight.requires_grad_(trained_head)
     head = TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None)
