@@ -5,6 +5,7 @@ Same code, same MLflow run as the train stage; what a flag does not say comes fr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from eagle3.dataset import StatesDataset
 from eagle3.errors import HarnessError
 from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
-from eagle3.tracking import flatten
+from eagle3.ranks import joined
+from eagle3.tracking import NullTracker, flatten
+from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.cli import project_root
 from experiments.training_data import (
@@ -64,7 +67,7 @@ def run(
     conventions: Conventions = SILENT,
     drafter_aux_layers: Sequence[int] | None = None,
 ) -> None:
-    """Trains one drafter into `output_dir`.
+    """Trains one drafter into `output_dir`; under torchrun, on several processes together.
 
     Args:
         conventions: what is said of hidden states that another program wrote.
@@ -114,8 +117,13 @@ def run(
         "paths": [str(verifier_path), *map(str, (data_dir, vocab_mapping_dir, finetune_from))],
         "output": str(output_dir.resolve()),
     }
-    with work_folder(root, "train-command", key) as work, head_kept_for_resuming(work):
-        head = head_of(verifier_path, work)
+    with (
+        joined(runs.device) as ranks,
+        work_folder(root, "train-command", key, leads=ranks.leads) as work,
+        head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
+    ):
+        ranks.on_leader(lambda: head_of(verifier_path, work).config)  # the file, for all to read
+        head = read_head(work / "head.safetensors")
         states: States
         if folder is not None:
             states = open_foreign_states(folder, verifier_path, head, conventions, runs)
@@ -126,13 +134,15 @@ def run(
         kept, _ = split(states, held_out)
         vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
-        tracker = MlflowTracker(
-            resolve_store(root),
-            journal_root(root),
-            run_name=f"train {output_dir.name}",
-            resume_key=f"train-command-{digest(key)[:16]}",
-            tags={"kind": "train", "arm": output_dir.name},
-        )
+        tracker: MlflowTracker | NullTracker = NullTracker()
+        if ranks.leads:
+            tracker = MlflowTracker(
+                resolve_store(root),
+                journal_root(root),
+                run_name=f"train {output_dir.name}",
+                resume_key=f"train-command-{digest(key)[:16]}",
+                tags={"kind": "train", "arm": output_dir.name},
+            )
         tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
         status = "FAILED"
         try:
@@ -148,6 +158,7 @@ def run(
                 work=work,
                 tracker=tracker,
                 init_layers=drafter_aux_layers,
+                ranks=ranks,
             )
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -156,7 +167,10 @@ def run(
             log.info("stopped; the same command takes up what is finished")
             raise
         finally:
-            tracker.close(status)
+            if isinstance(tracker, MlflowTracker):
+                tracker.close(status)
+        if not ranks.leads:
+            return
         about = provenance.describe(root, threads=runs.threads)
         write_json(
             work / "checkpoint" / "provenance.json",
