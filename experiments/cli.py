@@ -256,6 +256,19 @@ def export(
     run(checkpoint=checkpoint, out=out, verifier_path=verifier_path, layout=format)
 
 
+@app.command()
+def plan(
+    params: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with the keys of params.yaml that differ."),
+    ] = None,
+) -> None:
+    """Say what a run would take (tokens, disk, memory, hours) without loading a weight."""
+    from experiments.plan_command import run
+
+    run(project_root(), params)
+
+
 def main() -> None:
     """Entry point: a known mistake is a message and exit code 2."""
     try:

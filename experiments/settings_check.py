@@ -23,6 +23,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.evaluate import EvaluateSettings
     from eagle3.export import ExportSettings
     from eagle3.extraction.base import ExtractSettings
+    from eagle3.planning import PlanSettings
     from eagle3.prompt_sources import PromptSettings
     from eagle3.regenerate import RegenerateSettings
     from eagle3.report.page import ReportSettings
@@ -51,6 +52,7 @@ def models() -> dict[str, type[Settings]]:
         "compare": CompareSettings,
         "report": ReportSettings,
         "study": StudySettings,
+        "plan": PlanSettings,
     }
 
 

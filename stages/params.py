@@ -35,6 +35,7 @@ SECTIONS = (
     "compare",
     "report",
     "study",
+    "plan",
 )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from eagle3.errors import HarnessError
 from eagle3.packaged import PackagedFile, fetch
-from eagle3.prompt_sources import PromptSettings, HeldOutPrompts
+from eagle3.prompt_sources import HeldOutPrompts, PromptSettings
 from eagle3.prompts import (
     Prompt,
     distinct,

@@ -1,0 +1,218 @@
+"""What a run will take: tokens, bytes on disk, memory for training, hours. Arithmetic alone.
+
+Opens no weight and no data; speeds are stated by whoever asks. Numbers of memory are of one device
+and of what training holds at its peak, allocator overhead aside.
+
+Legend: H hidden size of verifier and drafter, V and D their vocabularies, n aux layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import PositiveFloat, PositiveInt
+
+from eagle3.settings import Settings
+
+TOKEN_BYTES = 4 + 4 + 4 + 1  # token id, argmax, log-sum-exp, mask
+CODECS = {"float32": 4.0, "bfloat16": 2.0, "fp8 with a scale a row": 1.0}
+SCALE_BYTES = {"fp8 with a scale a row": 4}
+# Weight, gradient and two moments in float32, and the copy in bfloat16 that a step computes with.
+TRAINED_BYTES, RESUME_BYTES, STORED_BYTES = 4 * 4 + 2, 3 * 4, 2
+FEW_SAMPLES = 100_000
+LOSS_ROWS = 512
+GIB = 1 << 30
+
+
+class Shape(Settings):
+    """Sizes of a verifier, for one that is not at hand."""
+
+    model_type: str
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    vocab_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+
+
+class PlanSettings(Settings):
+    """What `eagle3 plan` cannot know.
+
+    prompt_tokens, response_tokens: mean lengths.
+    generate_tokens_per_s, extract_tokens_per_s, train_tokens_per_s: speeds, measured or expected,
+        of the machines that will do it.
+    shape: of a verifier whose configuration is not at hand; checked where it is.
+    """
+
+    prompt_tokens: PositiveFloat
+    response_tokens: PositiveFloat
+    generate_tokens_per_s: PositiveFloat
+    extract_tokens_per_s: PositiveFloat
+    train_tokens_per_s: PositiveFloat
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run, in numbers.
+
+    Attributes:
+        budgets: packed rows that each arm trains on; None for passes over the data.
+        epochs: of arms without a budget.
+        batch_rows: rows of one forward pass, as long as the longest document may be.
+    """
+
+    verifier: Shape
+    samples: int
+    dev_share: float
+    prompt_tokens: float
+    response_tokens: float
+    max_length: int
+    aux_layers: int
+    draft_vocabulary: int
+    drafter: Shape
+    ttt_steps: int
+    batch_rows: int
+    trained_head: bool
+    budgets: Mapping[str, int | None]
+    epochs: Mapping[str, int | None]
+    speeds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one task; sizes in bytes, times in hours.
+
+    Attributes:
+        tokens, supervised: of all training and dev documents, and of their answers.
+        token_bytes, disk: by codec.
+        memory: by what takes it.
+        hours: by step of the pipeline.
+    """
+
+    tokens: int
+    supervised: int
+    token_bytes: dict[str, float]
+    disk: dict[str, float]
+    trained: int
+    memory: dict[str, float]
+    head_file: float
+    checkpoint: float
+    resume: float
+    hours: dict[str, float] = field(default_factory=dict)
+
+
+def trained_parameters(drafter: Shape, states: int, aux_layers: int) -> int:
+    """Of the draft layer, `fc` and norms, without its head.
+
+    Args:
+        states: width of one aux state.
+    """
+    hidden = drafter.hidden_size
+    heads = drafter.num_attention_heads * drafter.head_dim
+    groups = drafter.num_key_value_heads * drafter.head_dim
+    attention = 2 * hidden * (heads + 2 * groups) + heads * hidden
+    return (
+        aux_layers * states * hidden
+        + attention
+        + 3 * hidden * drafter.intermediate_size
+        + 4 * hidden
+    )
+
+
+def estimate(task: Task) -> Estimate:
+    """Works it all out."""
+    verifier, drafter = task.verifier, task.drafter
+    length = min(task.prompt_tokens + task.response_tokens, float(task.max_length))
+    tokens = round(task.samples * length)
+    supervised = round(task.samples * task.response_tokens)
+    vectors = task.aux_layers + 1
+    token_bytes = {
+        name: vectors * (verifier.hidden_size * size + SCALE_BYTES.get(name, 0)) + TOKEN_BYTES
+        for name, size in CODECS.items()
+    }
+    hidden, drafts = drafter.hidden_size, task.draft_vocabulary
+    body = trained_parameters(drafter, verifier.hidden_size, task.aux_layers)
+    head = drafts * hidden
+    trained = body + (head if task.trained_head else 0)
+    rows = task.batch_rows
+    heads = drafter.num_attention_heads * drafter.head_dim
+    groups = drafter.num_key_value_heads * drafter.head_dim
+    # Kept for the backward pass by each TTT step: inputs of the products and of the norms.
+    kept = 6 * hidden + 2 * heads + 2 * groups + 3 * drafter.intermediate_size
+    memory = {
+        "trained weights, gradients and moments": float(TRAINED_BYTES * trained),
+        "embedding of the verifier": 2.0 * verifier.vocab_size * hidden,
+        "heads of drafter and verifier, frozen": 2.0 * head * (1 if task.trained_head else 2),
+        "states of a batch": 2.0 * rows * vectors * verifier.hidden_size,
+        "activations of all TTT steps": 2.0 * rows * kept * task.ttt_steps,
+        "logits of a chunk": 4.0 * 3 * min(rows, LOSS_ROWS) * drafts,
+    }
+    if task.trained_head:
+        memory["target distributions"] = 2.0 * rows * drafts
+    training = tokens * (1 - task.dev_share)
+    hours = {
+        "responses": supervised / task.speeds["generate"] / 3600,
+        "hidden states": tokens / task.speeds["extract"] / 3600,
+    }
+    for arm, budget in task.budgets.items():
+        learnt = budget if budget is not None else training * (task.epochs[arm] or 1)
+        hours[f"training {arm}"] = learnt / task.speeds["train"] / 3600
+    return Estimate(
+        tokens,
+        supervised,
+        token_bytes,
+        {name: tokens * size for name, size in token_bytes.items()},
+        trained,
+        memory,
+        2.0 * 2 * verifier.vocab_size * verifier.hidden_size,
+        float(STORED_BYTES * (body + head)),
+        float(RESUME_BYTES * trained),
+        hours,
+    )
+
+
+def warnings(
+    task: Task, found: Estimate, *, free: float, device_memory: float | None, stored: str
+) -> list[str]:
+    """What to think of before it starts.
+
+    Args:
+        free: bytes on the disk that the data will lie on.
+        device_memory: bytes of the training device, None for unknown.
+        stored: codec in use.
+    """
+    said = []
+    if task.samples < FEW_SAMPLES:
+        said.append(
+            f"{task.samples:,} samples are far fewer than the 300,000 to 1.4 million that "
+            "published drafters were trained on: expect a lower acceptance length"
+        )
+    need = found.disk[stored] + found.head_file
+    if need > free:
+        others = [name for name, size in found.disk.items() if size + found.head_file <= free]
+        said.append(
+            f"the disk is too small: {need / GIB:,.0f} GiB needed as {stored}, {free / GIB:,.0f} "
+            f"GiB free; {'fits as ' + ', '.join(others) if others else 'no codec fits'}"
+        )
+    peak = sum(found.memory.values())
+    if device_memory is not None and peak > device_memory:
+        said.append(
+            f"training needs {peak / GIB:,.1f} GiB, the device has {device_memory / GIB:,.1f}: "
+            "lower train.batch_tokens or train.max_length"
+        )
+    if task.prompt_tokens + task.response_tokens > task.max_length:
+        said.append(
+            f"documents are cut: {task.prompt_tokens + task.response_tokens:,.0f} tokens on "
+            f"average, train.max_length {task.max_length:,}"
+        )
+    seen = found.tokens * (1 - task.dev_share)
+    said += [
+        f"arm {arm} trains on {budget:,} tokens, {budget / seen:.1f} times the data"
+        for arm, budget in task.budgets.items()
+        if budget is not None and budget > 10 * seen
+    ]
+    return said
