@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from eagle3.dataset import StatesMeta
-from eagle3.extraction.backends import open_engine
+from eagle3.extraction.backends import batches_ahead, open_engine
 from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.extraction.run import extract
 from eagle3.responses import read_splits
@@ -63,6 +63,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
                     meta=meta,
                     settings=settings,
                     label=name,
+                    ahead=batches_ahead(settings),
                 )
                 stage.note(name, {"tokens": done.tokens, "seconds": round(done.seconds, 3)})
         publish(work / "states", args.out)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -32,10 +33,13 @@ def open_engine(
     Raises:
         HarnessError: the engine is not installed, or its server ends at start.
     """
-    if settings.backend == "vllm":
+    if settings.backend != "transformers":
+        from eagle3.extraction.sglang import sglang_engine
         from eagle3.extraction.vllm import vllm_engine
 
-        with vllm_engine(
+        serving: Callable[..., AbstractContextManager[StatesEngine]]
+        serving = {"sglang": sglang_engine, "vllm": vllm_engine}[settings.backend]
+        with serving(
             settings.server,
             spec,
             aux_layers,
@@ -58,3 +62,10 @@ def open_engine(
         logit_scale=spec.logit_scale,
         logit_softcap=spec.logit_softcap,
     )
+
+
+def batches_ahead(settings: ExtractSettings) -> int:
+    """Batches to ask of the engine at once: as many as keep all of its servers busy."""
+    if settings.backend != "sglang":
+        return 1
+    return settings.server.in_flight * max(1, len(settings.server.urls))

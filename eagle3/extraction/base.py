@@ -28,7 +28,7 @@ class ExtractSettings(Settings):
     serving engine's servers are, for the backends that have one.
     """
 
-    backend: Literal["transformers", "vllm"] = "transformers"
+    backend: Literal["transformers", "sglang", "vllm"] = "transformers"
     aux_layers: list[int] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     codec: Literal["none"] = "none"

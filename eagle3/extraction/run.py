@@ -5,7 +5,9 @@ Works with any engine; knows neither models nor where the folders of a project l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -53,6 +55,7 @@ def extract(
     meta: StatesMeta,
     settings: ExtractSettings,
     label: str = "extract",
+    ahead: int = 1,
 ) -> Extraction:
     """Writes the states of all responses into `folder`, finished; goes on where a killed call was.
 
@@ -62,6 +65,8 @@ def extract(
     Args:
         meta: of the states, counts 0.
         label: what the progress bar calls it.
+        ahead: batches asked of the engine at once, from as many threads; what comes back is written
+            in the order of the plan all the same.
 
     Raises:
         HarnessError: names the sample whose states have a row too many or too few, or a NaN.
@@ -77,23 +82,54 @@ def extract(
     kept = sum(length for length, one in zip(lengths, responses, strict=True) if one.id in done)
     tokens, started = 0, perf_counter()
     with tqdm(total=sum(lengths), initial=kept, unit="tok", unit_scale=True, desc=label) as bar:
-        for batch in plan_batches(lengths, settings.batch_tokens):
-            members = [responses[index] for index in batch]
-            missing = sum(len(one.token_ids) for one in members if one.id not in done)
-            if not missing:
-                continue
-            states = engine.extract([one.tokens() for one in members])
+        planned = [
+            [responses[index] for index in batch]
+            for batch in plan_batches(lengths, settings.batch_tokens)
+        ]
+        open_batches = [batch for batch in planned if any(one.id not in done for one in batch)]
+        for members, states in _answers(engine, open_batches, ahead):
             if len(states) != len(members):
                 raise HarnessError(
                     "the engine dropped documents", where=f"batch of sample {members[0].id}",
                     rule=f"{len(members)} documents", got=len(states),
                 )  # fmt: skip
+            missing = 0
             for response, one in zip(members, states, strict=True):
                 if response.id not in done:
                     writer.add(_document(response, one))
+                    missing += len(response.token_ids)
             tokens += missing
             bar.update(missing)
     return Extraction(meta=writer.finish(), tokens=tokens, seconds=perf_counter() - started)
+
+
+Batch = list[Response]
+
+
+def _answers(
+    engine: StatesEngine, batches: Sequence[Batch], ahead: int
+) -> Iterator[tuple[Batch, list[States]]]:
+    """Every batch with its states, in order; no more than `ahead` of them are held or asked."""
+
+    def ask(batch: Batch) -> list[States]:
+        return engine.extract([one.tokens() for one in batch])
+
+    if ahead == 1:
+        yield from ((batch, ask(batch)) for batch in batches)
+        return
+    threads = ThreadPoolExecutor(ahead, thread_name_prefix="extract")
+    waiting: deque[tuple[Batch, Future[list[States]]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append((batch, threads.submit(ask, batch)))
+            if len(waiting) == ahead:
+                first, states = waiting.popleft()
+                yield first, states.result()
+        for batch, states in waiting:
+            yield batch, states.result()
+    finally:
+        # Without waiting: whoever opened the engine ends what it still works on.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _document(response: Response, states: States) -> Document:

@@ -1,0 +1,178 @@
+"""Decoding by SGLang's server, with and without a drafter, and what it counts for each request.
+
+SGLang tells verification steps, accepted drafts (before any cut) and how many steps accepted how
+many. Its `spec_accept_length` is not used: tokens given out over steps, which is too high by the
+token of the prompt's own pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3.engines.served import Answer
+from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.sglang import (
+    NAME,
+    VERSION,
+    check_drafter,
+    server_info,
+    serving_launch,
+    sglang_python,
+)
+from eagle3.errors import HarnessError
+from eagle3.verifier import VerifierSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLangServing:
+    """Serves with SGLang. See `eagle3.engines.served.ServingEngine`.
+
+    Attributes:
+        settings: where the server is; with `urls` the first is served plainly, the second with the
+            drafter.
+        k: drafts a verification step.
+        max_length: longest sequence, prompt and answer.
+        logs: folder for the servers' logs.
+    """
+
+    settings: ServerSettings
+    spec: VerifierSpec
+    dtype: str
+    device: str
+    k: int
+    max_length: int
+    logs: Path
+
+    name: str = NAME
+
+    def check(self, drafter: Path) -> None:
+        """See `eagle3.engines.served.ServingEngine`.
+
+        Raises:
+            HarnessError: SGLang is not installed, or would serve the drafter as something else.
+        """
+        if not self.settings.urls:
+            sglang_python(self.settings, self.device)
+        elif len(self.settings.urls) != 2:
+            raise HarnessError(
+                "servers to compare are missing", where="evaluate.server.urls",
+                rule="two: one without speculation, one with the drafter", got=self.settings.urls,
+            )  # fmt: skip
+        check_drafter(drafter, self.spec)
+
+    @contextlib.contextmanager
+    def serve(self, drafter: Path | None) -> Iterator[SGLangDecoder]:
+        """A server for the length of a block.
+
+        Raises:
+            HarnessError: SGLang is not installed, its server ends at start, or one given by URL
+                was started with other drafts.
+        """
+        k = 0 if drafter is None else self.k
+        eos_ids = self.spec.eos_token_ids
+        if self.settings.urls:
+            server = given_server(NAME, self.settings.urls[0 if drafter is None else 1])
+            _check_drafts(server, k)
+            yield SGLangDecoder(server, k, eos_ids)
+            return
+        launch = serving_launch(
+            sglang_python(self.settings, self.device),
+            self.spec,
+            drafter,
+            k=self.k,
+            dtype=self.dtype,
+            device=self.device,
+            longest=self.max_length,
+            log=self.logs / f"sglang-{'plain' if drafter is None else 'speculative'}.log",
+            arguments=self.settings.arguments,
+        )
+        with running(launch, seconds=self.settings.start_seconds) as server:
+            yield SGLangDecoder(server, k, eos_ids)
+
+
+def _check_drafts(server: Server, k: int) -> None:
+    info = server_info(server) or {}
+    found = {name: info.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk")}
+    wanted = {"num_steps": k or None, "eagle_topk": 1 if k else None}
+    if info and found != wanted:
+        raise HarnessError(
+            "the server was started with other drafts", where=server.url, rule=wanted, got=found
+        )
+
+
+class SGLangDecoder:
+    """One server, asked for one answer at a time. See `eagle3.engines.served.Decoder`.
+
+    Args:
+        k: drafts a verification step; 0 without a drafter.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(self, server: Server, k: int, eos_ids: Sequence[int]) -> None:
+        self._server, self._k, self._eos_ids = server, k, list(eos_ids)
+        self.version = (server_info(server) or {}).get("version", VERSION)
+
+    def decode(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        """Decodes one answer.
+
+        Raises:
+            HarnessError: the server ended, refuses the request, or its counts disagree.
+        """
+        sampling = {
+            "temperature": 0.0,
+            "max_new_tokens": max_tokens,
+            "stop_token_ids": self._eos_ids,
+        }
+        started = time.perf_counter()
+        try:
+            reply = ask(
+                self._server.url,
+                "/generate",
+                {"input_ids": list(prompt_ids), "sampling_params": sampling},
+            )
+        except OSError as error:
+            raise HarnessError(
+                "the SGLang server does not answer any more",
+                where=self._server.log or self._server.url,
+                got=f"{error}\n{self._server.last_lines()}",
+            ) from None
+        seconds = time.perf_counter() - started
+        return counted(reply, self._k, seconds=seconds, where=self._server.url)
+
+
+def counted(reply: dict[str, Any], k: int, *, seconds: float, where: str) -> Answer:
+    """An answer with its counts, out of what `/generate` replies.
+
+    Raises:
+        HarnessError: counts are missing or disagree.
+    """
+    meta = reply["meta_info"]
+    steps = int(meta.get("spec_verify_ct", 0))
+    accepted = int(meta.get("spec_num_correct_drafts", 0))
+    histogram = [int(count) for count in meta.get("spec_correct_drafts_histogram") or []]
+    if len(histogram) > k + 1 or (k == 0 and steps):
+        raise HarnessError(
+            "the server drafts more tokens a step than it was asked to", where=where, rule=k,
+            got=histogram,
+        )  # fmt: skip
+    histogram += [0] * (k + 1 - len(histogram))
+    # Entry j counts the steps that accepted j drafts: all of them accepted position 1 .. j.
+    per_position = [sum(histogram[position:]) for position in range(1, k + 1)]
+    if sum(histogram) != steps or sum(per_position) != accepted:
+        raise HarnessError(
+            "the server's counts disagree", where=where,
+            rule=f"{steps} steps, {accepted} accepted drafts", got=f"by step {histogram}",
+        )  # fmt: skip
+    return Answer(
+        token_ids=[int(token) for token in reply["output_ids"]],
+        seconds=seconds,
+        verify_steps=steps,
+        drafted=steps * k,
+        accepted=accepted,
+        accepted_per_position=per_position,
+    )

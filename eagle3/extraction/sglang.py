@@ -1,0 +1,272 @@
+"""Hidden states from SGLang servers, which leave them in files through this project's plugin.
+
+Over HTTP go token ids only. Top-1 and log-sum-exp are computed here, from the final states and the
+verifier's output matrix.
+
+Shape suffixes: T rows of a document, n aux layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eagle3.engines.pool import ServerPool
+from eagle3.engines.server import Server, ServerSettings, ask, given_server, start_server
+from eagle3.engines.sglang import NAME, VERSION, server_info, sglang_python, states_launch
+from eagle3.errors import HarnessError
+from eagle3.extraction.base import EngineIdentity, States
+from eagle3.extraction.logits import VerifierOutput
+from eagle3.layer_ids import from_sglang, sglang_capture_ids
+from eagle3.verifier import VerifierSpec
+
+log = logging.getLogger(__name__)
+FILE_SECONDS = 10.0  # until a file that another machine wrote is seen here
+PLUGIN_FIX = "install plugins/sglang in the server's environment and set EAGLE3_STATES_DIR there"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a document's states have to be."""
+
+    aux_layers: list[int]
+    hidden_size: int
+    dtype: torch.dtype
+    model_type: str
+
+
+class SGLangEngine:
+    """Extracts through a pool of servers; several threads may ask at once.
+
+    Args:
+        folder: where the servers' plugin leaves files.
+        output: the verifier's output matrix, on `device`.
+        in_flight: requests of all servers together.
+    """
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        folder: Path,
+        wanted: _Wanted,
+        output: VerifierOutput,
+        *,
+        device: str,
+        in_flight: int,
+    ) -> None:
+        self.identity = EngineIdentity(engine=NAME, version=VERSION, final_hidden="post_norm")
+        self._pool, self._folder, self._wanted, self._output = pool, folder, wanted, output
+        self._device = device
+        # SGLang delivers ascending layers; ours may be in any order.
+        ascending = sorted(wanted.aux_layers)
+        self._columns = [ascending.index(layer) for layer in wanted.aux_layers]
+        self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix="sglang")
+
+    def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
+        """See `StatesEngine.extract`."""
+        return list(self._threads.map(self._one, batch))
+
+    def close(self) -> None:
+        """Gives up what is still asked."""
+        self._pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _one(self, tokens_T: torch.Tensor) -> States:
+        tensors = self._pool.call(lambda server: self._ask(server, tokens_T))
+        aux_TnH = tensors["aux"].view(len(tokens_T), len(self._columns), -1)
+        if self._columns != sorted(self._columns):
+            aux_TnH = aux_TnH[:, self._columns].contiguous()
+        top1_T, lse_T = self._output.summarise(tensors["final"].to(self._device))
+        return States(aux_TnH=aux_TnH, final_TH=tensors["final"], top1_T=top1_T, lse_T=lse_T)
+
+    def _ask(self, server: Server, tokens_T: torch.Tensor) -> dict[str, torch.Tensor]:
+        """One try. The file has a name of its own, so that a late answer to an earlier try is
+        never taken for this one's."""
+        rid = f"eagle3-{uuid.uuid4().hex}"
+        body = {
+            "rid": rid,
+            "input_ids": tokens_T.tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_hidden_states": True,
+        }
+        path = self._folder / f"{rid}.safetensors"
+        try:
+            answer = ask(server.url, "/generate", body)
+            if answer["meta_info"].get("hidden_states"):
+                raise HarnessError(
+                    "the server answers with states as text: its plugin is missing or idle",
+                    where=server.url, fix=PLUGIN_FIX,
+                )  # fmt: skip
+            return self._read(path, server, tokens_T)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _read(self, path: Path, server: Server, tokens_T: torch.Tensor) -> dict[str, torch.Tensor]:
+        deadline = time.monotonic() + FILE_SECONDS
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise HarnessError(
+                    "a server answered, but its states are not there", where=path,
+                    rule=f"the folder that {server.url} writes into", got="no file",
+                    fix=f"{PLUGIN_FIX}; name the folder as seen from here in server.states",
+                )  # fmt: skip
+            time.sleep(0.02)
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in ("aux", "final", "token_ids")}
+                metadata = file.metadata() or {}
+        except SafetensorError as error:  # cut short by a server that died or a full disk
+            raise ConnectionError(f"{path}: {error}") from None
+        self._check(tensors, json.loads(metadata.get("layer_ids", "null")), server, tokens_T)
+        return tensors
+
+    def _check(
+        self,
+        tensors: dict[str, torch.Tensor],
+        layer_ids: list[int] | None,
+        server: Server,
+        tokens_T: torch.Tensor,
+    ) -> None:
+        """Raises:
+        HarnessError: states of other tokens, of other layers, rows missing, or another dtype.
+        """
+        wanted = self._wanted
+        found = from_sglang(layer_ids, wanted.model_type) if layer_ids else None
+        if found != sorted(wanted.aux_layers):
+            raise HarnessError(
+                "the server captures other layers", where=server.url,
+                rule=f"outputs of layers {sorted(wanted.aux_layers)}", got=found,
+                fix="correct --return-aux-hidden-state-layer-ids, or aux_layers here",
+            )  # fmt: skip
+        rows, width = len(tokens_T), wanted.hidden_size
+        shapes = {"aux": (rows, len(wanted.aux_layers) * width), "final": (rows, width)}
+        for name, shape in shapes.items():
+            if tuple(tensors[name].shape) != shape or tensors[name].dtype != wanted.dtype:
+                raise HarnessError(
+                    f"{name} does not fit the document", where=server.url,
+                    rule=f"{wanted.dtype} {list(shape)}",
+                    got=f"{tensors[name].dtype} {list(tensors[name].shape)}",
+                    fix="start the server with the verifier and the dtype that are named here",
+                )  # fmt: skip
+        if not torch.equal(tensors["token_ids"], tokens_T.int()):
+            raise HarnessError("the server answered for other tokens", where=server.url)
+
+
+@contextlib.contextmanager
+def sglang_engine(
+    settings: ServerSettings,
+    spec: VerifierSpec,
+    aux_layers: Sequence[int],
+    *,
+    dtype: str,
+    device: str,
+    batch_tokens: int,
+    longest: int,
+    work: Path,
+) -> Iterator[SGLangEngine]:
+    """An engine on the servers that the settings name, or on one started for the block.
+
+    Args:
+        aux_layers: post-layer indices, in range.
+        batch_tokens: tokens of a forward pass of a started server.
+        longest: tokens of the longest document.
+        work: folder for the server's log and states.
+
+    Raises:
+        HarnessError: not installed, the server ends at start or does not answer, or it was started
+            so that it could not deliver whole states.
+    """
+    ids = sglang_capture_ids(aux_layers, spec.model_type, spec.num_hidden_layers)
+    wanted = _Wanted(list(aux_layers), spec.hidden_size, getattr(torch, dtype), spec.model_type)
+    output = VerifierOutput.open(spec, wanted.dtype, device)
+    with contextlib.ExitStack() as stack:
+        restart = None
+        if settings.urls:
+            if settings.states is None:
+                raise HarnessError(
+                    "where servers leave states is not said", where="server.states",
+                    rule="the folder that their EAGLE3_STATES_DIR names, as seen from here",
+                )  # fmt: skip
+            folder = Path(settings.states)
+            servers = [given_server(NAME, url) for url in settings.urls]
+            for server in servers:
+                check_capture(server, spec, aux_layers)
+        else:
+            folder = work / "sglang-states"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.iterdir():
+                leftover.unlink()
+            launch = states_launch(
+                sglang_python(settings, device), spec, ids, dtype=dtype, device=device,
+                batch_tokens=batch_tokens, longest=longest, folder=folder,
+                log=work / "sglang.log", arguments=settings.arguments,
+            )  # fmt: skip
+
+            def restart(dead: Server) -> Server:
+                dead.stop()
+                return started(start_server(launch, seconds=settings.start_seconds))
+
+            def started(server: Server) -> Server:
+                stack.callback(server.stop)
+                return server
+
+            servers = [started(start_server(launch, seconds=settings.start_seconds))]
+        pool = ServerPool(
+            servers, in_flight=settings.in_flight, give_up_seconds=settings.give_up_seconds,
+            restart=restart,
+        )  # fmt: skip
+        engine = SGLangEngine(
+            pool,
+            folder,
+            wanted,
+            output,
+            device=device,
+            in_flight=settings.in_flight * len(servers),
+        )
+        stack.callback(engine.close)
+        yield engine
+
+
+def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int]) -> None:
+    """Refuses a server that could not deliver whole states, before anything is asked of it.
+
+    Raises:
+        HarnessError: prefix cache or chunked prefill on, no capture, or of other layers.
+    """
+    info = server_info(server)
+    if info is None:
+        log.warning(
+            "%s does not say how it was started: states are checked as they come", server.url
+        )
+        return
+    found = info.get("return_aux_hidden_state_layer_ids")
+    if not info.get("enable_return_aux_hidden_states") or not found:
+        raise HarnessError(
+            "the server captures no hidden states", where=server.url,
+            rule="--speculative-algorithm EAGLE3 --enable-return-aux-hidden-states "
+            "--return-aux-hidden-state-layer-ids ...",
+        )  # fmt: skip
+    if from_sglang(found, spec.model_type) != sorted(aux_layers):
+        raise HarnessError(
+            "the server captures other layers", where=server.url,
+            rule=f"outputs of layers {sorted(aux_layers)}",
+            got=f"{from_sglang(found, spec.model_type)} (ids {found})",
+        )  # fmt: skip
+    whole = info.get("disable_radix_cache") and (info.get("chunked_prefill_size") or -1) < 0
+    if not whole:
+        raise HarnessError(
+            "the server would leave rows out", where=server.url,
+            rule="--disable-radix-cache --chunked-prefill-size -1",
+            got=f"disable_radix_cache {info.get('disable_radix_cache')}, "
+            f"chunked_prefill_size {info.get('chunked_prefill_size')}",
+        )  # fmt: skip
