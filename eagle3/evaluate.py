@@ -49,7 +49,7 @@ class EvaluateSettings(Settings):
     decode_tokens: int = Field(default=64, ge=2)
     temperature: float = Field(default=0.0, ge=0.0)
     draft: DraftChoice = "argmax"
-    engine: Literal["local", "vllm"] = "local"
+    engine: Literal["local", "sglang", "vllm"] = "local"
     engine_dtype: Literal["bfloat16", "float32"] | None = None
     server: ServerSettings = Field(default_factory=ServerSettings)
 

@@ -54,18 +54,34 @@ def serving_engine(
     """
     if settings.engine == "local":
         return None
-    from eagle3.engines.vllm_decoding import VllmServing
-
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    engine = VllmServing(
-        settings=settings.server,
-        verifier=subject.spec.source,
-        dtype=settings.engine_dtype or settings.dtype,
-        k=settings.k,
-        # Drafts past the limit are proposed too.
-        max_length=longest + settings.decode_tokens + settings.k + 1,
-        logs=logs,
-    )
+    # Drafts past the limit are proposed too.
+    max_length = longest + settings.decode_tokens + settings.k + 1
+    dtype = settings.engine_dtype or settings.dtype
+    engine: ServingEngine
+    if settings.engine == "sglang":
+        from eagle3.engines.sglang_decoding import SGLangServing
+
+        engine = SGLangServing(
+            settings=settings.server,
+            spec=subject.spec,
+            dtype=dtype,
+            device=subject.device,
+            k=settings.k,
+            max_length=max_length,
+            logs=logs,
+        )
+    else:
+        from eagle3.engines.vllm_decoding import VllmServing
+
+        engine = VllmServing(
+            settings=settings.server,
+            verifier=subject.spec.source,
+            dtype=dtype,
+            k=settings.k,
+            max_length=max_length,
+            logs=logs,
+        )
     engine.check(subject.checkpoint)
     return engine
 

@@ -59,13 +59,13 @@ def write_verifier(folder: Path) -> Path:
     return folder
 
 
-def make_drafter(draftable: list[int]) -> Drafter:
+def make_drafter(draftable: list[int], aux: tuple[int, ...] = AUX) -> Drafter:
     """Always right where the right token is among `draftable`, ascending."""
     vocabulary = DraftVocabulary.from_targets(torch.tensor(draftable), SIZE)
     config = DrafterConfig(
         hidden_size=SIZE, target_hidden_size=SIZE, intermediate_size=SIZE, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, vocab_size=SIZE, draft_vocab_size=len(draftable),
-        aux_layers=AUX, rms_norm_eps=1e-6, rope_theta=10000.0, max_position_embeddings=512,
+        aux_layers=aux, rms_norm_eps=1e-6, rope_theta=10000.0, max_position_embeddings=512,
     )  # fmt: skip
     drafter = Drafter(config, torch.eye(SIZE))
     for name, parameter in drafter.named_parameters():

@@ -211,7 +211,8 @@ def _wait(server: Server, health: str, seconds: float, port: int) -> None:
                     rule=f"an answer within {seconds:.0f} s",
                     got=f"its last lines\n{server.last_lines()}", fix="raise start_seconds",
                 )  # fmt: skip
-            bar.refresh()
+            if sys.stderr.isatty():
+                bar.refresh()
             time.sleep(POLL_SECONDS)
 
 

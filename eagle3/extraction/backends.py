@@ -33,12 +33,12 @@ def open_engine(
     Raises:
         HarnessError: the engine is not installed, or its server ends at start.
     """
-    if settings.backend != "transformers":
-        from eagle3.extraction.sglang import sglang_engine
-        from eagle3.extraction.vllm import vllm_engine
-
-        serving: Callable[..., AbstractContextManager[StatesEngine]]
-        serving = {"sglang": sglang_engine, "vllm": vllm_engine}[settings.backend]
+    serving: Callable[..., AbstractContextManager[StatesEngine]] | None = None
+    if settings.backend == "sglang":
+        from eagle3.extraction.sglang import sglang_engine as serving
+    elif settings.backend == "vllm":
+        from eagle3.extraction.vllm import vllm_engine as serving
+    if serving is not None:
         with serving(
             settings.server,
             spec,

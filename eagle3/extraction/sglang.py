@@ -72,6 +72,11 @@ class SGLangEngine:
         self._columns = [ascending.index(layer) for layer in wanted.aux_layers]
         self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix="sglang")
 
+    @property
+    def servers(self) -> list[Server]:
+        """The servers as they are now."""
+        return self._pool.servers
+
     def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
         """See `StatesEngine.extract`."""
         return list(self._threads.map(self._one, batch))
