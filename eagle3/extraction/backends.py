@@ -66,6 +66,6 @@ def open_engine(
 
 def batches_ahead(settings: ExtractSettings) -> int:
     """Batches to ask of the engine at once: as many as keep all of its servers busy."""
-    if settings.backend != "sglang":
+    if settings.backend == "transformers":
         return 1
     return settings.server.in_flight * max(1, len(settings.server.urls))
