@@ -269,6 +269,33 @@ def plan(
     run(project_root(), params)
 
 
+@app.command()
+def diagnose(
+    drafter: Annotated[str, typer.Argument(help="The drafter: a folder or hub id.")],
+    data_dir: Annotated[
+        Path,
+        typer.Option(help="Hidden states of its verifier: a data set folder, or one with test/."),
+    ],
+    verifier_path: Annotated[
+        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
+    ],
+    documents: Annotated[int, typer.Option(help="Documents to replay.", min=1)] = 12,
+    k: Annotated[int, typer.Option(help="Drafts a verification step.", min=1, max=16)] = 3,
+    dtype: Annotated[str, typer.Option(help="bfloat16, or float32.")] = "bfloat16",
+) -> None:
+    """Name the convention under which a drafter was trained, by how well it drafts under each."""
+    from experiments.diagnose_command import run
+
+    run(
+        drafter=drafter,
+        data_dir=data_dir,
+        verifier_path=verifier_path,
+        documents=documents,
+        k=k,
+        dtype=dtype,
+    )
+
+
 def main() -> None:
     """Entry point: a known mistake is a message and exit code 2."""
     try:

@@ -23,6 +23,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.evaluate import EvaluateSettings
     from eagle3.export import ExportSettings
     from eagle3.extraction.base import ExtractSettings
+    from eagle3.mistakes import MistakesSettings
     from eagle3.planning import PlanSettings
     from eagle3.prompt_sources import PromptSettings
     from eagle3.regenerate import RegenerateSettings
@@ -49,6 +50,7 @@ def models() -> dict[str, type[Settings]]:
         "arms": ArmSettings,
         "export": ExportSettings,
         "evaluate": EvaluateSettings,
+        "mistakes": MistakesSettings,
         "compare": CompareSettings,
         "report": ReportSettings,
         "study": StudySettings,

@@ -32,6 +32,7 @@ SECTIONS = (
     "arms",
     "export",
     "evaluate",
+    "mistakes",
     "compare",
     "report",
     "study",

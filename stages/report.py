@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several("--curves", "training curves: ARM.curve.jsonl ...")
     parser.add_argument("--coverage", type=Path, help="of the draft vocabulary")
     parser.add_argument("--parity", type=Path, help="verdict on the hidden states")
+    parser.add_argument("--mistakes", type=Path, help="τ under wrong conventions")
     several("--stages", "provenance: STAGE.json ...")
     for name in ("--study", "--calibration", "--crossover"):
         parser.add_argument(name, type=Path, help="what `eagle3 study` found, where it has run")
@@ -38,6 +39,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         curves=args.curves,
         coverage=args.coverage,
         parity=args.parity,
+        mistakes=args.mistakes,
         provenance=args.stages,
         study=args.study,
         calibration=args.calibration,

@@ -25,6 +25,7 @@ class ReportData:
         summaries, timings, curves: by arm.
         coverage: of the draft vocabulary, as the vocab stage wrote it.
         parity: whether the hidden states are what serving sees, as the parity stage wrote it.
+        mistakes: one drafter under wrong conventions, as the mistakes stage wrote it.
         provenance: by stage.
         study, calibration, crossover: what `eagle3 study`, its `aa` and its `crossover` found.
     """
@@ -35,6 +36,7 @@ class ReportData:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     coverage: Mapping[str, Any] | None = None
     parity: Mapping[str, Any] | None = None
+    mistakes: Mapping[str, Any] | None = None
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     study: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
@@ -83,6 +85,7 @@ def read_data(
     curves: Sequence[Path] = (),
     coverage: Path | None = None,
     parity: Path | None = None,
+    mistakes: Path | None = None,
     provenance: Sequence[Path] = (),
     study: Path | None = None,
     calibration: Path | None = None,
@@ -96,6 +99,7 @@ def read_data(
         curves={_arm(path): read_curve(path) for path in _there(curves)},
         coverage=_json(coverage) if coverage and coverage.is_file() else None,
         parity=_json(parity) if parity and parity.is_file() else None,
+        mistakes=_json(mistakes) if mistakes and mistakes.is_file() else None,
         provenance={path.stem: _json(path) for path in _there(provenance)},
         study=_json(study) if study and study.is_file() else None,
         calibration=_json(calibration) if calibration and calibration.is_file() else None,

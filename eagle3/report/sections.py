@@ -11,6 +11,7 @@ from html import escape
 from eagle3.report import charts, words
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
+from eagle3.report.mistakes import mistakes
 from eagle3.report.section import Section
 from eagle3.report.summary import greedy_exact
 
@@ -361,4 +362,15 @@ def _run_ids(item: object) -> list[str]:
     return [str(run.get("run_id") or run.get("id") or "") for run in runs if run]
 
 
-SECTIONS = (speed, acceptance, training, coverage, contract, exactness, costs, origin, limits)
+SECTIONS = (
+    speed,
+    acceptance,
+    training,
+    coverage,
+    contract,
+    mistakes,
+    exactness,
+    costs,
+    origin,
+    limits,
+)
