@@ -13,6 +13,7 @@ from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
 from eagle3.report.mistakes import mistakes
 from eagle3.report.section import Section
+from eagle3.report.served import served
 from eagle3.report.summary import greedy_exact
 
 
@@ -370,6 +371,7 @@ SECTIONS = (
     contract,
     mistakes,
     exactness,
+    served,
     costs,
     origin,
     limits,
