@@ -33,7 +33,7 @@ from eagle3.drafter import rms_norm
 EMBEDDINGS = -1  # the state before layer 0, said as a post-layer index
 NORMED_LAYERS = 3  # readings after the last norm are tried for so many of the last layers
 PROBES = 32  # rows of a document that vote on its offset
-SEPARATION_ROWS = 64
+SEPARATION_ROWS = 24
 
 
 @dataclass(frozen=True, order=True)

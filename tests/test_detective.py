@@ -200,6 +200,7 @@ def test_no_drafter_of_this_verifier(lab: Lab, layered: list[LayeredDocument]) -
     assert any("no reading are its drafts better than guesses" in line for line in found.words)
 
 
+@pytest.mark.slow
 def test_command(
     lab: Lab, layered: list[LayeredDocument], tmp_path: Path, project_root: Path
 ) -> None:
