@@ -28,7 +28,7 @@ from experiments.study.run import open_searches, prepare, run_study
 from experiments.study.search import Search, best_trial
 from experiments.study.store import SLOT
 from stages import train as train_stage
-from stages.params import dump_yaml, overlaid, read_params
+from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.runner import run_stage
 from tests.tiny_study import make_project, save_checkpoint, use_store
 
@@ -229,17 +229,31 @@ def test_calibration(project: Path) -> None:
     assert len({trial.value for trial in trials}) > 1  # seeds differ
 
 
-def test_crossover_map(project: Path) -> None:
+def test_crossover_map(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two siblings: the pipeline's own, and one whose drafter an overlay makes."""
+    made = []
+
+    def overlay(root: Path, path: Path, *, targets: list[str]) -> int:
+        made.append((read_yaml(path), targets))
+        folder = root / ".work" / "overlays" / path.stem / "checkpoints" / "base"
+        save_checkpoint(folder, Bench(root).arm("scratch").data, seed=8)
+        return 0
+
+    monkeypatch.setattr(crossover, "run_overlay", overlay)
+    change(project, study={"crossover": {"bits": [4, 3]}})
     crossover.run_crossover(project, storage=None)
+    assert made == [({"sibling": {"bits": 4}}, ["train@base"])]
     found = json.loads((project / "reports" / "crossover.json").read_text())
-    assert set(found["curves"]) == {"scratch", "finetune, 3-bit sibling"}
-    for points in found["curves"].values():
+    curves = found["curves"]
+    assert list(curves) == ["scratch", "finetune, 4-bit sibling", "finetune, 3-bit sibling"]
+    for points in curves.values():
         assert [point["tokens"] for point in points] == [300, 600]
-    about = found["siblings"]["3"]
-    scratch, finetune = found["curves"].values()
-    for place, differences in enumerate(about["differences"]):
-        pairs = zip(scratch[place]["by_seed"], finetune[place]["by_seed"], strict=True)
-        assert differences == pytest.approx([one - two for one, two in pairs])
+    for bits, about in found["siblings"].items():
+        finetune = curves[f"finetune, {bits}-bit sibling"]
+        for place, differences in enumerate(about["differences"]):
+            mine, theirs = curves["scratch"][place]["by_seed"], finetune[place]["by_seed"]
+            pairs = zip(mine, theirs, strict=True)
+            assert differences == pytest.approx([one - two for one, two in pairs])
 
 
 @pytest.mark.parametrize(
