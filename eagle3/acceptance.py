@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from eagle3.errors import HarnessError
+from eagle3.reading import read_lines
 from eagle3.settings import Settings, read_settings
 from eagle3.workspace import write_atomically
 
@@ -55,13 +56,8 @@ def read_counts(path: Path) -> list[PromptCounts]:
     if not path.is_file():
         raise HarnessError("counts are missing", where=path, fix="run the evaluate stage")
     counts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        where = f"{path}:{number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise HarnessError("not a JSON line", where=where, got=error) from None
-        counts.append(read_settings(PromptCounts, values, where=where))
+    for number, values in read_lines(path):
+        counts.append(read_settings(PromptCounts, values, where=f"{path}:{number}"))
     if not counts:
         raise HarnessError("no prompt was counted", where=path)
     return counts

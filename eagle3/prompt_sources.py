@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from eagle3.errors import HarnessError
 from eagle3.packaged import PackagedFile, fetch
-from eagle3.prompts import Prompt, distinct, from_user, parse, read_lines
+from eagle3.prompts import Prompt, distinct, from_user, parse
+from eagle3.reading import read_lines
 from eagle3.self_written import Writing
 from eagle3.settings import Settings
 

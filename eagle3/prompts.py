@@ -6,16 +6,15 @@ they come from, and its split follows from the id alone. Knows nothing of verifi
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
+from eagle3.reading import read_lines
 from eagle3.workspace import write_atomically
 
 SHAREGPT_ROLES = {
@@ -125,44 +124,6 @@ def parse(record: Any, source: str) -> Prompt:
         tuple(further) if any(further) else (),
         json.dumps(tools, sort_keys=True, ensure_ascii=False) if tools else "",
     )
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value of every line of a JSONL file (gzip by its name); blank ones skipped.
-
-    Raises:
-        HarnessError: no such file, or a line that is not JSON, by number.
-    """
-    if not path.is_file():
-        raise HarnessError("a file of prompts is missing", where=path)
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _value(line, f"{path}:{number}")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise HarnessError(
-            "a compressed file is broken",
-            where=f"{path}, after line {number}",
-            rule="gzip, whole",
-            got=error,
-            fix="download it again; without compression, name it .jsonl",
-        ) from None
-
-
-def _value(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line.decode())
-    except ValueError as error:
-        shown = line.strip()[:80].decode(errors="replace")
-        raise HarnessError(
-            "a line is not JSON",
-            where=where,
-            rule="one JSON object a line, in UTF-8",
-            got=f"{shown} ({error})",
-            fix="correct or remove the line",
-        ) from None
 
 
 def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:

@@ -6,7 +6,9 @@ Knows JSON and safetensors, not what they are to hold.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,3 +61,41 @@ def open_tensors(path: Path, *, fix: str) -> Iterator[Any]:
         ) from None
     with opened as file:
         yield file
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line number and value of every line of a JSONL file (gzip by its name); blank ones skipped.
+
+    Raises:
+        HarnessError: no such file, or a line that is not JSON, by number.
+    """
+    if not path.is_file():
+        raise HarnessError("a file of JSON lines is missing", where=path)
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _value(line, f"{path}:{number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise HarnessError(
+            "a compressed file is broken",
+            where=f"{path}, after line {number}",
+            rule="gzip, whole",
+            got=error,
+            fix="download it again; without compression, name it .jsonl",
+        ) from None
+
+
+def _value(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode())
+    except ValueError as error:
+        shown = line.strip()[:80].decode(errors="replace")
+        raise HarnessError(
+            "a line is not JSON",
+            where=where,
+            rule="one JSON object a line, in UTF-8",
+            got=f"{shown} ({error})",
+            fix="correct or remove the line",
+        ) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
+from eagle3.reading import read_lines
 
 Curve = dict[str, list[tuple[int, float]]]  # metric -> (step, value), ascending
 
@@ -114,9 +115,8 @@ def read_curve(path: Path) -> Curve:
         HarnessError: names file and line of what cannot be read.
     """
     curve: Curve = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, item in read_lines(path):
         try:
-            item = json.loads(line)
             curve.setdefault(item["metric"], []).append((int(item["step"]), float(item["value"])))
         except (ValueError, KeyError, TypeError) as error:
             raise HarnessError(
