@@ -28,7 +28,7 @@ from eagle3.settings import Settings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead
 
-Engine = Literal["transformers", "vllm"]
+Engine = Literal["transformers", "sglang", "vllm"]
 NOT_CHECKED = "not checked against a server"
 SERVERS = ("sglang", "vllm")
 
