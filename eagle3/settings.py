@@ -32,7 +32,9 @@ def read_settings(model: type[SettingsT], values: Mapping[str, Any], *, where: s
         HarnessError: names file and key, the rule and the value received, for every bad key.
     """
     try:
-        return model.model_validate(dict(values))
+        # A section that is no mapping is pydantic's to refuse.
+        plain = dict(values) if isinstance(values, Mapping) else values
+        return model.model_validate(plain)
     except ValidationError as error:
         problems = []
         for item in error.errors():

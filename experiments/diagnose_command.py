@@ -9,6 +9,7 @@ import torch
 
 from eagle3.contract import splits
 from eagle3.detective import Finding, investigate
+from eagle3.errors import HarnessError
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.reference import head_norm, reference_layers
 from eagle3.served_as import Convention, replayable, with_layers
@@ -28,6 +29,10 @@ def run(
         HarnessError: inputs that cannot be used.
     """
     set_logging()
+    if dtype not in ("bfloat16", "float32"):
+        raise HarnessError(
+            "--dtype cannot be used", where="--dtype", rule="bfloat16 or float32", got=dtype
+        )
     spec = VerifierSpec.open(verifier_path)
     head = head_of(verifier_path)
     found = splits(data_dir)

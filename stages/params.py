@@ -49,7 +49,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise HarnessError("settings file is missing", where=path, rule="a YAML file")
     try:
-        value = YAML(typ="safe", pure=True).load(path.read_text())
+        value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise HarnessError(
+            "settings file is not text", where=path, rule="YAML in UTF-8", got=str(error)
+        ) from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pydantic import Field
 
 from eagle3.errors import HarnessError
-from eagle3.settings import Settings
+from eagle3.settings import Settings, read_settings
 from stages.params import dump_yaml, overlaid, read_params, read_section, read_yaml
 
 
@@ -96,3 +97,24 @@ def test_overlay_refuses_what_is_no_section(new: dict[str, object]) -> None:
 def test_dumped_yaml_reads_back(tmp_path: Path) -> None:
     values = {"train": {"lr": 1e-4, "name": "1e-4", "on": True, "none": None}, "arms": {}}
     assert read_yaml(write(tmp_path / "x.yaml", dump_yaml(values))) == values
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HarnessError, match="not text") as caught:
+        read_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_section_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(HarnessError, match=r"\(section\) = 3") as caught:
+        read_settings(Settings, cast(Any, 3), where="params.yaml, arms.x")
+    assert "params.yaml, arms.x" in str(caught.value)
+
+
+def test_diagnose_refuses_a_dtype_before_anything_is_opened(tmp_path: Path) -> None:
+    from experiments.diagnose_command import run
+
+    with pytest.raises(HarnessError, match="int8"):
+        run(drafter="x", data_dir=tmp_path, verifier_path="x", documents=1, k=1, dtype="int8")
