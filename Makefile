@@ -45,12 +45,13 @@ engines: engine-sglang engine-vllm
 CUDA := $(shell command -v nvidia-smi || ls /dev/nvidiactl 2>/dev/null)
 SGLANG_READY := .venv-sglang/.ready
 SGLANG_PIP := .venv-sglang/bin/python -m pip --disable-pip-version-check
-SGLANG_PARTS := plugins/sglang $(if $(CUDA),,tests/sgl_kernel_cpu)
+SGLANG_PLUGIN := eagle3/engines/sglang_plugin
+SGLANG_PARTS := $(SGLANG_PLUGIN) $(if $(CUDA),,tests/sgl_kernel_cpu)
 TORCHVISION := torchvision==0.28.0
 
 engine-sglang: $(SGLANG_READY)
 
-$(SGLANG_READY): requirements-sglang.lock $(wildcard plugins/sglang/*.* tests/sgl_kernel_cpu/*.* \
+$(SGLANG_READY): requirements-sglang.lock $(wildcard $(SGLANG_PLUGIN)/*.* tests/sgl_kernel_cpu/*.* \
 		tests/sgl_kernel_cpu/sgl_kernel/*.py) | $(READY)
 	$(BASE_PYTHON) -m venv .venv-sglang
 	$(SGLANG_PIP) install -q $(TORCH_PIP_ARGS) "$(TORCH)"

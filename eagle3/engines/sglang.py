@@ -44,7 +44,7 @@ def sglang_python(settings: ServerSettings, device: str) -> Path:
     if installed_version(environment, PLUGIN) is None:
         raise HarnessError(
             "SGLang's environment lacks this project's plugin", where=environment, rule=PLUGIN,
-            fix="run `make engines`, or `pip install --no-deps plugins/sglang` there",
+            fix="run `make engines`, or `pip install --no-deps eagle3/engines/sglang_plugin` there",
         )  # fmt: skip
     stand_in = installed_version(environment, STAND_IN) is not None
     if stand_in != device.startswith("cpu"):

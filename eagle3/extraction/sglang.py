@@ -32,7 +32,10 @@ from eagle3.verifier import VerifierSpec
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 10.0  # until a file that another machine wrote is seen here
-PLUGIN_FIX = "install plugins/sglang in the server's environment and set EAGLE3_STATES_DIR there"
+PLUGIN_FIX = (
+    "install eagle3/engines/sglang_plugin in the server's environment, "
+    "and set EAGLE3_STATES_DIR there"
+)
 
 
 @dataclass(frozen=True)
