@@ -84,13 +84,44 @@ def ui(
 
 @app.command()
 def sync() -> None:
-    """Send metrics to MLflow that a dead store or a killed run left behind."""
-    from stages.tracking import journal_root, replay, resolve_store
+    """Send metrics to MLflow that a dead store or a killed run left behind; close dead runs."""
+    from experiments.sync_command import run
 
-    root = project_root()
-    store = resolve_store(root)
-    complete = replay(store, journal_root(root))
-    print(f"{complete} run(s) completed in {store.uri}")
+    run(project_root())
+
+
+@app.command()
+def lineage(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A path, an MLflow run's id, a stage, or a key of metrics/summary.json."
+        ),
+    ],
+    against: Annotated[
+        str | None, typer.Option(help="Another of these: print what differs between the two.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say which prompts, verifier, code, settings and runs stand behind a result."""
+    from experiments.lineage_command import run
+
+    run(project_root(), what, against, as_json=json)
+
+
+@app.command()
+def verify(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Stages, or paths that they make; train: of every arm. Absent: all."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of the rerun.")] = False,
+) -> None:
+    """Run stages again from a clean clone and compare every output with what dvc.lock says."""
+    from experiments.verify_command import run
+
+    raise typer.Exit(run(project_root(), what or [], as_json=json, keep=keep))
 
 
 @app.command()

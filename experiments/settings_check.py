@@ -33,6 +33,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.verifier_source import VerifierSettings
     from eagle3.vocab import VocabSettings
     from experiments.study.settings import StudySettings
+    from experiments.verify_command import VerifySettings
     from stages.runner import RunSettings
 
     return {
@@ -55,6 +56,7 @@ def models() -> dict[str, type[Settings]]:
         "report": ReportSettings,
         "study": StudySettings,
         "plan": PlanSettings,
+        "verify": VerifySettings,
     }
 
 

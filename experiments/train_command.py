@@ -171,7 +171,7 @@ def run(
                 tracker.close(status)
         if not ranks.leads:
             return
-        about = provenance.describe(root, threads=runs.threads)
+        about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
         write_json(
             work / "checkpoint" / "provenance.json",
             {**about, "best_step": result.best_step, "best_dev_tau": result.best_tau, **key},

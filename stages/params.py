@@ -37,6 +37,7 @@ SECTIONS = (
     "report",
     "study",
     "plan",
+    "verify",
 )
 
 

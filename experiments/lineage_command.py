@@ -1,0 +1,82 @@
+"""`eagle3 lineage`: an origin in words or as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stages.lineage import Lineage, Step, Target, changes
+
+SHORT = 12  # letters of a digest
+
+
+def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
+    """Prints the chain behind `asked`, or what differs from the one behind `against`.
+
+    Raises:
+        HarnessError: see `Lineage.find`.
+    """
+    lineage = Lineage(root)
+    target = lineage.find(asked)
+    steps = lineage.chain(target.entry)
+    if against is not None:
+        _print_changes(asked, steps, against, lineage.chain(lineage.find(against).entry), as_json)
+    elif as_json:
+        about: dict[str, Any] = {"asked": asked, "kind": target.kind}
+        if target.value is not None:
+            about["value"] = target.value
+        print(json.dumps({**about, "steps": [step.as_json() for step in steps]}, indent=2))
+    else:
+        print(as_text(target, steps))
+
+
+def as_text(target: Target, steps: list[Step]) -> str:
+    """The chain, one paragraph a stage, each above those that it needs."""
+    first = target.asked if target.value is None else f"{target.asked} = {target.value}"
+    return "\n\n".join([first, *map(_paragraph, steps)])
+
+
+def _paragraph(step: Step) -> str:
+    record = step.record
+    code = str(record.get("commit") or "unknown")[:SHORT] + ("+" if record.get("dirty") else "")
+    lines = [f"{step.stage}   code {code}   {record.get('started', 'its record is lost')}"]
+    if named := (record.get("experiment") or {}).get("name"):
+        lines[0] += f"   experiment {named}"
+    if step.reused:
+        lines.append("  reused  from an earlier run: its inputs were made again with equal bytes")
+    runs = [run for run in record.get("mlflow_runs", []) if run]
+    lines += [f"  MLflow  {run['run_id'] or 'never sent'}  {run['name']}" for run in runs]
+    lines += [f"  made    {path}  {_short(md5)}" for path, md5 in step.outs.items()]
+    lines += [
+        f"  from    {path}  {_short(md5)}  {maker or 'not made by a stage'}"
+        for path, (md5, maker) in step.needs.items()
+    ]
+    if not any(maker for _, maker in step.needs.values()) or step.stage == "prompts":
+        own = {name: value for name, value in step.params.items() if name != "run"}
+        lines += [f"  setting {name}: {json.dumps(value)}" for name, value in own.items()]
+    return "\n".join(lines)
+
+
+def _short(md5: str) -> str:
+    return md5[:SHORT]
+
+
+def _print_changes(
+    asked: str, steps: list[Step], against: str, others: list[Step], as_json: bool
+) -> None:
+    found = [
+        {"stage": stage, "what": what, asked: one, against: other}
+        for stage, what, one, other in changes(steps, others)
+    ]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    if not found:
+        print(f"{asked} and {against} have the same origin")
+    last = None
+    for item in found:
+        if item["stage"] != last:
+            last = item["stage"]
+            print(last)
+        print(f"  {item['what']}\n    {asked}: {item[asked]}\n    {against}: {item[against]}")

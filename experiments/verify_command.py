@@ -1,0 +1,239 @@
+"""`eagle3 verify`: whether stages still make what dvc.lock says that they made."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from eagle3.errors import HarnessError
+from eagle3.settings import Settings
+from experiments.rerun import clone, in_order, rerun
+from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, Verdict, compare_files
+from stages.dvc_files import FOLDER, Cache, Entry, file_digest, folder_listing, read_lock
+from stages.lineage import RECORDS, environment_changes
+from stages.params import read_section
+from stages.provenance import git_state
+
+
+class VerifySettings(Settings):
+    """What may come out otherwise; names are `file:key`, in patterns of the shell.
+
+    varies: never compared: times and what follows from them.
+    tolerance: absolute, of numbers; all else must be equal to the bit.
+    """
+
+    varies: list[str] = Field(default_factory=list)
+    tolerance: dict[str, float] = Field(default_factory=dict)
+
+    def tolerances(self) -> dict[str, float | None]:
+        """By pattern; None where nothing is compared."""
+        return {**dict.fromkeys(self.varies), **self.tolerance}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One output's verdict; `path` of a file in it where that is the first that differs."""
+
+    stage: str
+    path: str
+    state: str
+    first: str = ""
+
+
+def run(root: Path, asked: list[str], *, as_json: bool, keep: bool) -> int:
+    """Runs again and compares. Returns 0 when nothing differs, 1 when something does or failed.
+
+    Raises:
+        HarnessError: nothing has run yet, or what was asked for is unknown.
+    """
+    lock = read_lock(root)
+    if not lock:
+        raise HarnessError("nothing has run yet", where=root / "dvc.lock", fix="make repro")
+    settings = read_section(root / "params.yaml", VerifySettings, "verify")
+    names = in_order(lock, select(lock, asked))
+    if changed := git_state(root)["changed"]:
+        print(f"not committed, so not in the clone: {', '.join(changed)}", file=sys.stderr)
+    with _folder(root, keep) as place:
+        project = clone(root, place)
+        code = rerun(project, lock, names)
+        results = list(compare(root, project, lock, names, settings.tolerances()))
+        first = next((found for found in results if found.state == DIFFERENT), None)
+        environment = _environment(root, project, lock, first.stage if first else names[-1])
+    if as_json:
+        about = {name: list(pair) for name, pair in environment.items()}
+        outs = [asdict(found) for found in results]
+        print(json.dumps({"exit": code, "outs": outs, "environment": about}, indent=2))
+    else:
+        print(as_text(results, environment, failed=code != 0))
+    return 1 if code or first else 0
+
+
+def select(lock: Mapping[str, Entry], asked: list[str]) -> list[str]:
+    """Stages by name, by name without their arm, or by a path that they make.
+
+    Raises:
+        HarnessError: none of these.
+    """
+    chosen: list[str] = []
+    for word in asked:
+        path = word.rstrip("/")
+        found = [
+            name
+            for name, entry in lock.items()
+            if word in (name, name.partition("@")[0])
+            or any(path == out or path.startswith(f"{out}/") for out in entry.outs)
+        ]
+        if not found:
+            raise HarnessError(
+                "no stage in dvc.lock has this name or makes this path",
+                got=word,
+                rule=", ".join(lock),
+            )
+        chosen += found
+    return chosen or list(lock)
+
+
+def compare(
+    root: Path,
+    project: Path,
+    lock: Mapping[str, Entry],
+    names: list[str],
+    tolerances: Mapping[str, float | None],
+) -> Iterator[Found]:
+    """A verdict on every output of the stages, provenance left out, in their order."""
+    cache = Cache(root)
+    for name in names:
+        for path, md5 in lock[name].outs.items():
+            if path.startswith(RECORDS):
+                continue
+            if not (project / path).exists():
+                yield Found(name, path, DIFFERENT, "was not made")
+            elif not md5.endswith(FOLDER):
+                verdict = _file(root, project, cache, path, md5, tolerances)
+                yield Found(name, path, verdict.state, verdict.first)
+            else:
+                yield _folder_verdict(root, project, cache, name, path, md5, tolerances)
+
+
+def _folder_verdict(
+    root: Path,
+    project: Path,
+    cache: Cache,
+    stage: str,
+    path: str,
+    md5: str,
+    tolerances: Mapping[str, float | None],
+) -> Found:
+    listing = cache.listing(md5)
+    if listing is None:
+        return Found(stage, path, DIFFERENT, "the list of its files is not in DVC's cache")
+    made = folder_listing(project / path)
+    states = []
+    for inner in sorted({*listing, *made}):
+        name = f"{path}/{inner}"
+        if inner not in made or inner not in listing:
+            lacks = "made no more" if inner not in made else "new"
+            return Found(stage, path, DIFFERENT, f"{inner} is {lacks}")
+        if listing[inner] == made[inner]:
+            states.append(Verdict(BITWISE))
+            continue
+        verdict = _file(root, project, cache, name, listing[inner], tolerances)
+        if verdict.state == DIFFERENT:
+            return Found(stage, path, DIFFERENT, f"{inner}: {verdict.first}")
+        states.append(Verdict(verdict.state, f"{inner}: {verdict.first}"))
+    kinds = {verdict.state for verdict in states if verdict.state != NOT_COMPARED}
+    worst = next(
+        (verdict for verdict in states if verdict.state not in (BITWISE, NOT_COMPARED)), None
+    )
+    return Found(
+        stage,
+        path,
+        worst.state if worst else BITWISE if kinds else NOT_COMPARED,
+        worst.first if worst else "",
+    )
+
+
+def _file(
+    root: Path,
+    project: Path,
+    cache: Cache,
+    name: str,
+    md5: str,
+    tolerances: Mapping[str, float | None],
+) -> Verdict:
+    never = [pattern for pattern, tolerance in tolerances.items() if tolerance is None]
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in never):
+        return Verdict(NOT_COMPARED)
+    if file_digest(project / name) == md5:
+        return Verdict(BITWISE)
+    recorded = cache.object(md5)
+    here = root / name
+    if recorded is None and here.is_file() and file_digest(here) == md5:
+        recorded = here
+    if recorded is None:
+        return Verdict(DIFFERENT, "and the bytes that dvc.lock speaks of are no longer here")
+    return compare_files(recorded, project / name, name, tolerances)
+
+
+def as_text(
+    results: list[Found], environment: Mapping[str, tuple[Any, Any]], *, failed: bool
+) -> str:
+    """One line an output, then the first difference and what the environment has to do with it."""
+    width = max(len(found.path) for found in results)
+    lines = [
+        f"{found.path:{width}}  {found.state}{': ' if found.first else ''}{found.first}"
+        for found in results
+    ]
+    first = next((found for found in results if found.state == DIFFERENT), None)
+    counts = {
+        state: sum(found.state == state for found in results)
+        for state in dict.fromkeys(found.state for found in results)
+    }
+    lines.append("\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    if failed:
+        lines.append("a stage failed; what it says is above")
+    if first is not None:
+        lines.append(f"first difference: {first.stage}, {first.path}: {first.first}")
+    changed = [f"  {name}: {old} -> {new}" for name, (old, new) in environment.items()]
+    lines += (
+        ["since then, in the environment:", *changed]
+        if changed
+        else ["the environment is the one of the recorded run"]
+    )
+    return "\n".join(lines)
+
+
+def _environment(
+    root: Path, project: Path, lock: Mapping[str, Entry], stage: str
+) -> dict[str, tuple[Any, Any]]:
+    """What the records of one stage say differently, then and now."""
+    path = f"{RECORDS}{stage}.json"
+    recorded = Cache(root).object(lock[stage].outs.get(path, "")) or root / path
+    made = project / path
+    if not recorded.is_file() or not made.is_file():
+        return {}
+    return environment_changes(json.loads(recorded.read_text()), json.loads(made.read_text()))
+
+
+@contextlib.contextmanager
+def _folder(root: Path, keep: bool) -> Iterator[Path]:
+    """On the project's own file system, so that inputs come as links."""
+    (root / ".work").mkdir(exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="verify-", dir=root / ".work"))
+    try:
+        yield place
+    finally:
+        if keep:
+            print(f"kept: {place}", file=sys.stderr)
+        else:
+            shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,289 @@
+"""From a path, an MLflow run or a metric back to prompts and verifier, with digests and runs.
+
+The digests come from dvc.lock, and for runs that are no longer in it from DVC's run cache; who made
+them, when and from which code from the provenance files, each found by its own digest. Nothing is
+computed again and no MLflow is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import HarnessError
+from eagle3.tracking import flatten
+from stages.closure import FIRST_PARTY
+from stages.dvc_files import Cache, Entry, digest_of_listing, read_lock
+
+SUMMARY = Path("metrics") / "summary.json"
+RECORDS = "provenance/"
+SHORTEST_RUN_ID = 6  # letters
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage in a chain. `needs`: by path of what it read, its digest and the stage that made it
+    (None: no stage did). `record`: its provenance, empty where that is lost.
+
+    `reused`: an input was made again, with the same bytes, after this stage had run, so that DVC
+    took this one's results from an earlier run; `runs` are those of that run.
+    """
+
+    stage: str
+    outs: Mapping[str, str]
+    needs: Mapping[str, tuple[str, str | None]]
+    params: Mapping[str, Any]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    reused: bool = False
+
+    @property
+    def runs(self) -> list[str]:
+        """Ids of the stage's MLflow runs."""
+        return [run["run_id"] for run in self.record.get("mlflow_runs", []) if run.get("run_id")]
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON value; of the record what says who, when and from what."""
+        kept = ("commit", "dirty", "experiment", "started", "seconds", "command", "mlflow_runs")
+        return {
+            "stage": self.stage,
+            "outs": dict(self.outs),
+            "needs": {
+                path: {"md5": md5, "made_by": maker} for path, (md5, maker) in self.needs.items()
+            },
+            "params": dict(self.params),
+            "reused": self.reused,
+            **{name: self.record[name] for name in kept if name in self.record},
+        }
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was asked for; `value` where it is a metric."""
+
+    asked: str
+    kind: str
+    entry: Entry
+    value: Any = None
+
+
+class Lineage:
+    """The project's stages, present and remembered."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cache = Cache(root)
+        self.lock = read_lock(root)
+        if not self.lock:
+            raise HarnessError("nothing has run yet", where=root / "dvc.lock", fix="make repro")
+
+    def find(self, asked: str) -> Target:
+        """A stage, a path, an MLflow run's id (or its beginning) or a key of the summary.
+
+        Raises:
+            HarnessError: it is none of these.
+        """
+        if asked in self.lock:
+            return Target(asked, "stage", self.lock[asked])
+        path = (Path.cwd() / asked).absolute()
+        if path.is_relative_to(self.root) and (made := self._maker_of(path)):
+            return Target(asked, "path", made)
+        if (value := self._metric(asked)) is not None:
+            return Target(asked, "metric", self._metric_stage(asked), value)
+        if len(asked) >= SHORTEST_RUN_ID:
+            for entry in self._every:
+                runs = self.record(entry).get("mlflow_runs", [])
+                if any(str(run.get("run_id")).startswith(asked) for run in runs):
+                    return Target(asked, "run", entry)
+        raise HarnessError(
+            "nothing here has this origin",
+            got=asked,
+            rule="a stage, a path that a stage makes, the id of an MLflow run of this project, "
+            f"or a key of {SUMMARY} such as tau.scratch.all",
+        )
+
+    def chain(self, entry: Entry) -> list[Step]:
+        """The stage and all before it: each stands before those that it needs."""
+        found: dict[str, Entry] = {}
+        needs: dict[str, dict[str, tuple[str, str | None]]] = {}
+
+        def visit(one: Entry) -> None:
+            if one.name in found:
+                return
+            found[one.name] = one
+            needs[one.name] = {}
+            for path, md5 in one.deps.items():
+                if path.split("/")[0] in FIRST_PARTY or path.startswith(RECORDS):
+                    continue
+                maker = self._maker(path, md5)
+                needs[one.name][path] = (md5, maker.name if maker else None)
+                if maker is not None:
+                    visit(maker)
+
+        visit(entry)
+        records = {name: self.record(one) for name, one in found.items()}
+        steps = []
+        for name in _ordered(entry.name, needs):
+            makers = {maker for _, maker in needs[name].values() if maker}
+            started = records[name].get("started", "")
+            later = any(records[maker].get("started", "") > started for maker in makers)
+            outs = {p: d for p, d in found[name].outs.items() if not p.startswith(RECORDS)}
+            steps.append(
+                Step(
+                    name,
+                    outs,
+                    needs[name],
+                    found[name].params,
+                    records[name],
+                    bool(started) and later,
+                )
+            )
+        return steps
+
+    def record(self, entry: Entry) -> Mapping[str, Any]:
+        """The provenance that belongs to these very outputs; empty where it is lost."""
+        for path, md5 in entry.outs.items():
+            if path.startswith(RECORDS):
+                held = self.cache.object(md5)
+                here = self.root / path if entry.current else None
+                for place in (held, here):
+                    if place is not None and place.is_file():
+                        return dict(json.loads(place.read_text()))
+        return {}
+
+    @cached_property
+    def _every(self) -> list[Entry]:
+        return [*self.lock.values(), *self.cache.runs]
+
+    def _maker_of(self, path: Path) -> Entry | None:
+        asked = path.relative_to(self.root)
+        for entry in self.lock.values():
+            for out in entry.outs:
+                if asked == Path(out) or Path(out) in asked.parents:
+                    return entry
+        return None
+
+    def _maker(self, path: str, md5: str) -> Entry | None:
+        """Who made this path with this digest; dvc.lock's stages first."""
+        for entry in self._every if md5 not in self._current else self.lock.values():
+            if entry.outs.get(path) == md5:
+                return entry
+            for out, whole in entry.outs.items():
+                if not path.startswith(f"{out}/"):
+                    continue
+                listing = self.cache.listing(whole)
+                # Without its list, what dvc.lock has together belongs together.
+                if listing is None:
+                    if entry.current:
+                        return entry
+                elif _part(listing, path.removeprefix(f"{out}/")) == md5:
+                    return entry
+        return None
+
+    @cached_property
+    def _current(self) -> set[str]:
+        return {md5 for entry in self.lock.values() for md5 in entry.outs.values()}
+
+    def _metric(self, key: str) -> Any:
+        path = self.root / SUMMARY
+        value: Any = json.loads(path.read_text()) if path.is_file() else {}
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return None
+            value = value[part]
+        return value
+
+    def _metric_stage(self, key: str) -> Entry:
+        parts = key.split(".")
+        for part in parts:
+            for name in (part, f"evaluate@{part}"):
+                if name in self.lock:
+                    return self.lock[name]
+        return next(entry for entry in self.lock.values() if str(SUMMARY) in entry.outs)
+
+
+def _part(listing: Mapping[str, str], inner: str) -> str | None:
+    if inner in listing:
+        return listing[inner]
+    start = f"{inner}/"
+    part = {name.removeprefix(start): d for name, d in listing.items() if name.startswith(start)}
+    return digest_of_listing(part) if part else None
+
+
+def _ordered(first: str, needs: Mapping[str, Mapping[str, tuple[str, str | None]]]) -> list[str]:
+    """Each before those that it needs."""
+    done: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in done:
+            for _, maker in needs[name].values():
+                if maker:
+                    visit(maker)
+            done[name] = None
+
+    visit(first)
+    return list(reversed(done))
+
+
+def changes(one: list[Step], other: list[Step]) -> Iterator[tuple[str, str, Any, Any]]:
+    """What differs between two chains, from their beginnings on: stage, name, both values.
+
+    Stages are matched by name; those of the arm that was asked for with those of the other's.
+    """
+    ours, theirs = _by_role(one), _by_role(other)
+    for role in [*reversed(ours), *(name for name in reversed(theirs) if name not in ours)]:
+        a, b = ours.get(role), theirs.get(role)
+        if a is None or b is None:
+            yield role, "stage", "runs" if a else "absent", "runs" if b else "absent"
+            continue
+        for key in sorted({*a, *b}):
+            if a.get(key) != b.get(key):
+                yield role, key, a.get(key), b.get(key)
+
+
+def _by_role(steps: list[Step]) -> dict[str, dict[str, Any]]:
+    """What can differ, flat, by stage; the arm that was asked for is called `<arm>`."""
+    arm = steps[0].stage.partition("@")[2]
+    known = {}
+    for step in steps:
+        facts = {
+            "params": step.params,
+            "reads": {path: md5 for path, (md5, _) in step.needs.items()},
+            "code": step.record.get("code") or {},
+            "made in": _environment(step.record),
+            "made": step.outs,
+        }
+        flat = {
+            f"{group}: {name}": value
+            for group, values in facts.items()
+            for name, value in flatten(values).items()
+        }
+        if arm and step.stage.endswith(f"@{arm}"):
+            flat = {re.sub(rf"\b{re.escape(arm)}\b", "<arm>", k): v for k, v in flat.items()}
+            known[f"{step.stage.partition('@')[0]}@<arm>"] = flat
+        else:
+            known[step.stage] = flat
+    return known
+
+
+ENVIRONMENT = (
+    *("commit", "changed", "experiment", "python", "platform", "processor", "cores", "threads"),
+    *("seed", "gpu", "engines", "lock", "torch"),
+)
+
+
+def _environment(record: Mapping[str, Any]) -> dict[str, Any]:
+    return flatten({name: record[name] for name in ENVIRONMENT if name in record})
+
+
+def environment_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """What two provenance records say differently of code, machine and versions."""
+    a, b = _environment(before), _environment(after)
+    # A record that is older than a field says nothing of it.
+    return {key: (a[key], b[key]) for key in sorted(a.keys() & b.keys()) if a[key] != b[key]}

@@ -1,0 +1,263 @@
+"""`eagle3 verify` and `eagle3 lineage` on a pipeline of two stages that needs a second to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from eagle3.errors import HarnessError
+from experiments import verify_command
+from experiments.rerun import in_order, inputs
+from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
+from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
+from stages.lineage import Lineage, changes
+
+WEIGHTS = """
+import json, os, time
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+noise = float(os.environ.get("NOISE", "0"))
+folder = Path("checkpoints/a")
+folder.mkdir(parents=True)
+save_file({"w": np.arange(4, dtype=np.float32) + np.float32(noise), "b": np.ones(2)},
+          folder / "model.safetensors")
+(folder / "config.json").write_text(json.dumps({"size": 4}))
+Path("provenance").mkdir(exist_ok=True)
+Path("provenance/train@a.json").write_text(json.dumps(
+    {"stage": "train@a", "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+     "commit": "c", "threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
+     "mlflow_runs": [{"name": "train a", "run_id": "0123456789abcdef"}]}))
+"""
+SCORE = """
+import json, time
+from pathlib import Path
+from safetensors.numpy import load_file
+w = load_file("checkpoints/a/model.safetensors")["w"]
+Path("metrics").mkdir(exist_ok=True)
+Path("metrics/summary.json").write_text(json.dumps(
+    {"tau": {"a": float(w.sum())}, "seconds": {"train@a": time.time()}}))
+Path("provenance").mkdir(exist_ok=True)
+Path("provenance/report.json").write_text(json.dumps(
+    {"stage": "report", "started": "2020-01-01T00:00:00Z", "mlflow_runs": []}))
+"""
+DVC = """
+stages:
+  train:
+    foreach: [a]
+    do:
+      cmd: python weights.py
+      deps: [weights.py]
+      params: [run]
+      outs: [checkpoints/a, "provenance/train@a.json"]
+  report:
+    cmd: python score.py
+    deps: [score.py, checkpoints/a]
+    outs: ["provenance/report.json"]
+    metrics: [{metrics/summary.json: {cache: false}}]
+"""
+FILES = {
+    "weights.py": WEIGHTS,
+    "score.py": SCORE,
+    "dvc.yaml": DVC,
+    "params.yaml": "run: {threads: 1}\nverify:\n  varies: ['metrics/summary.json:seconds.*']\n",
+    ".dvc/config": "[core]\n    analytics = false\n    check_update = false\n",
+    ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
+    ".gitignore": "/checkpoints\n/provenance\n/.work\n/mlflow.db*\n",
+}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("verify")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "-q"],
+        cwd=root,
+        env={**os.environ, "PATH": path},
+        check=True,
+    )
+    return root
+
+
+@pytest.fixture
+def project(ran: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(ran)
+    return ran
+
+
+def verified(
+    project: Path, capsys: pytest.CaptureFixture[str], *asked: str
+) -> tuple[int, dict[str, dict[str, str]], dict[str, list[object]]]:
+    code = verify_command.run(project, list(asked), as_json=True, keep=False)
+    printed = capsys.readouterr().out
+    found = json.loads(printed[printed.index("{\n") :])
+    return code, {item["path"]: item for item in found["outs"]}, found["environment"]
+
+
+@pytest.mark.slow
+def test_everything_comes_out_the_same(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = folder_listing(project / "checkpoints"), (project / "dvc.lock").read_bytes()
+    code, outs, environment = verified(project, capsys)
+    assert code == 0 and environment == {}
+    # The time in the summary is another one, and is said to vary.
+    assert {path: item["state"] for path, item in outs.items()} == {
+        "checkpoints/a": BITWISE,
+        "metrics/summary.json": BITWISE,
+    }
+    assert (folder_listing(project / "checkpoints"), (project / "dvc.lock").read_bytes()) == before
+    assert not list((project / ".work").iterdir())
+
+
+@pytest.mark.slow
+def test_what_differs_is_named(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOISE", "0.5")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    code, outs, environment = verified(project, capsys)
+    assert code == 1
+    first = "model.safetensors: tensor w: 4 of 4 values, by 0.5 at most"
+    assert outs["checkpoints/a"]["state"] == DIFFERENT and outs["checkpoints/a"]["first"] == first
+    # 0 + 1 + 2 + 3, and four times a half more.
+    assert outs["metrics/summary.json"]["first"] == "tau.a: 6.0, now 8.0"
+    assert environment == {"threads": [1, 3]}
+
+
+@pytest.mark.slow
+def test_one_stage_on_recorded_inputs(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint comes out of the cache: a train that would differ does not run."""
+    monkeypatch.setenv("NOISE", "0.5")
+    code, outs, _ = verified(project, capsys, "metrics/summary.json")
+    assert code == 0 and list(outs) == ["metrics/summary.json"]
+
+
+def test_selection_and_order(project: Path) -> None:
+    lock = read_lock(project)
+    assert verify_command.select(lock, ["train"]) == ["train@a"]
+    assert verify_command.select(lock, ["checkpoints/a/"]) == ["train@a"]
+    assert verify_command.select(lock, []) == list(lock)
+    with pytest.raises(HarnessError, match="makes this path"):
+        verify_command.select(lock, ["nothing"])
+    assert in_order(lock, ["report", "train@a"]) == ["train@a", "report"]
+    assert inputs(lock, ["report"]) == ["checkpoints/a"]
+    assert inputs(lock, ["train@a", "report"]) == []
+
+
+def test_dvcs_digests(project: Path) -> None:
+    listing = folder_listing(project / "checkpoints" / "a")
+    assert digest_of_listing(listing) == read_lock(project)["train@a"].outs["checkpoints/a"]
+
+
+def test_lineage_by_every_name(project: Path) -> None:
+    lineage = Lineage(project)
+    for asked, kind in (
+        ("report", "stage"),
+        ("tau.a", "metric"),
+        ("metrics/summary.json", "path"),
+    ):
+        target = lineage.find(asked)
+        assert (target.kind, target.entry.name) == (kind, "report")
+    assert lineage.find("tau.a").value == 6.0
+    run = lineage.find("01234567")
+    assert (run.kind, run.entry.name) == ("run", "train@a")
+    assert lineage.find("checkpoints/a/model.safetensors").entry.name == "train@a"
+    # A part of the key that is a stage's name leads there.
+    assert lineage.find("seconds.train@a").entry.name == "train@a"
+    with pytest.raises(HarnessError, match="nothing here has this origin"):
+        lineage.find("0000000000")
+
+
+def test_a_chain_has_digests_runs_and_reuse(project: Path) -> None:
+    lineage = Lineage(project)
+    report, train = lineage.chain(lineage.find("tau.a").entry)
+    assert (report.stage, train.stage) == ("report", "train@a")
+    assert report.needs["checkpoints/a"] == (train.outs["checkpoints/a"], "train@a")
+    assert train.runs == ["0123456789abcdef"] and not train.reused
+    # Its record says 2020, before its input was made: it came out of DVC's run cache.
+    assert report.reused
+    assert train.as_json()["params"] == {"run": {"threads": 1}}
+    assert list(changes([train], [train])) == []
+
+
+def test_an_earlier_run_is_found_in_the_run_cache(ran: Path, tmp_path: Path) -> None:
+    """dvc.lock speaks of another run now; the old one's id still leads to what it read."""
+    copy = tmp_path / "project"
+    shutil.copytree(ran, copy)
+    lock = (copy / "dvc.lock").read_text()
+    (copy / "dvc.lock").write_text(
+        lock.replace(read_lock(ran)["train@a"].outs["provenance/train@a.json"], "f" * 32)
+    )
+    target = Lineage(copy).find("0123456789")
+    assert target.kind == "run" and not target.entry.current
+    assert target.entry.outs["checkpoints/a"] == read_lock(ran)["train@a"].outs["checkpoints/a"]
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tolerances", "state", "first"),
+    [
+        ('{"a": [1, 2]}', '{"a": [1, 2]}', {}, BITWISE, ""),
+        ('{"a": [1, 2]}', '{"a": [1, 3]}', {}, DIFFERENT, "a.1: 2, now 3"),
+        ('{"a": 1.0}', '{"a": 1.01}', {"x.json:a": 0.02}, WITHIN, "a: 1.0, now 1.01"),
+        ('{"a": 1.0}', '{"a": 1.03}', {"x.json:a": 0.02}, DIFFERENT, "a: 1.0, now 1.03"),
+        ('{"a": 1, "t": 5}', '{"a": 1, "t": 6}', {"*:t": None}, BITWISE, ""),
+        ('{"t": 5}', '{"t": 6}', {"*:t": None}, NOT_COMPARED, ""),
+        ('{"a": 1}', '{"a": 1, "b": 2}', {}, DIFFERENT, "b: absent, now 2"),
+        ('{"a": 1}', '{"a": true}', {"*": 9.0}, DIFFERENT, "a: 1, now true"),
+    ],
+)
+def test_json_by_key(
+    tmp_path: Path,
+    old: str,
+    new: str,
+    tolerances: dict[str, float | None],
+    state: str,
+    first: str,
+) -> None:
+    one = written(tmp_path / "one" / "x.json", old)
+    other = written(tmp_path / "other" / "x.json", new)
+    verdict = compare_files(one, other, "x.json", tolerances)
+    assert (verdict.state, verdict.first) == (state, first)
+
+
+def test_tensors_by_name_dtype_and_bytes(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    save_file({"a": np.zeros(2), "b": np.array([0.0, np.nan])}, one)
+    save_file({"b": np.array([0.0, np.nan]), "a": np.zeros(2)}, other)
+    assert compare_files(one, other, "x", {}).state == BITWISE  # NaN and order are no difference
+    save_file({"a": np.zeros(2), "b": np.array([-0.0, np.nan])}, other)
+    assert compare_files(one, other, "x", {}).first.startswith("tensor b: ")  # a sign of zero is
+    save_file({"a": np.zeros(2, np.float32), "b": np.zeros(2)}, other)
+    said = compare_files(one, other, "x", {}).first
+    assert said == "tensor a: torch.float64 [2], now torch.float32 [2]"
+    save_file({"a": np.zeros(2)}, other)
+    assert compare_files(one, other, "x", {}).first == "tensor b is in one of them only"
+
+
+def test_entries_name_their_stage() -> None:
+    cmd = "python -m stages.train --name train@x --arm x"
+    assert Entry.of(None, {"cmd": cmd}, current=False).name == "train@x"
+    assert Entry.of(None, {"cmd": "python -m stages.vocab --out y"}, current=False).name == "vocab"
