@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle3.errors import HarnessError
 from stages.sending import open_client
 from stages.signals import end_with_parent
 from stages.tracking import resolve_store
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 USUAL_PORT = 5000
+
+# A view of the runs that the page opens with: MLflow keeps it as a tag of the experiment, under the
+# key that the address names.
+VIEW = "eagle3"
+COLUMNS = (
+    *("tags.`kind`", "tags.`arm`", "metrics.`tau.all`", "metrics.`tau.mt_bench`"),
+    *("metrics.`tau.human_eval`", "metrics.`speedup`", "metrics.`break_even_tau`"),
+    *("metrics.`best_dev_tau`", "params.`arm.tokens`", "params.`lr`", "tags.`dvc_experiment`"),
+    *("tags.`git_dirty`", "attributes.`Dataset`", "attributes.`Duration`"),
+)
+DESCRIPTION = """Drafters for speculative decoding, each trained and evaluated by the pipeline.
+
+- **train ARM**: settings, curves by optimizer step, and what it was trained on, by digest.
+- **evaluate ARM**: acceptance length `tau.*` on the test prompts, and speed.
+- **report**: the verdict, and the report itself under Artifacts.
+
+`eagle3 lineage RUN_ID` says which prompts, verifier, code and settings stand behind a run.
+"""
 
 
 def free_port(wanted: int | None) -> int:
@@ -34,19 +57,32 @@ def free_port(wanted: int | None) -> int:
     raise HarnessError("port is taken", got=wanted, fix="another --port, or none to get a free one")
 
 
+def describe(client: MlflowClient, experiment: str) -> None:
+    """What the experiment's page says of itself, and the columns that it opens with."""
+    view = {"selectedColumns": list(COLUMNS), "orderByKey": "attributes.start_time"}
+    tags = {
+        "mlflow.note.content": DESCRIPTION,
+        "mlflow.experimentKind": "custom_model_development",
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+    }
+    for name, value in tags.items():
+        client.set_experiment_tag(experiment, name, value)
+
+
 def serve(root: Path, port: int | None) -> int:
     """Serves until interrupted; returns MLflow's exit code."""
     store = resolve_store(root)
     if store.database is None:
         print(f"the store is a server already: {store.uri}")
         return 0
-    _, experiment = open_client(store)  # makes a fresh store before several workers meet it
+    client, experiment = open_client(store)  # makes a fresh store before several workers meet it
+    describe(client, experiment)
     chosen = free_port(port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     command += ["--port", str(chosen), "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--default-artifact-root", (store.artifacts or root).as_uri()]
     # The page of runs: the experiment's own first page is an overview of traces, which are empty.
-    page = f"http://127.0.0.1:{chosen}/#/experiments/{experiment}/runs"
+    page = f"http://127.0.0.1:{chosen}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}"
     print(f"MLflow over {store.database}: {page}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
         command,

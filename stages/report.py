@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from eagle3.report.data import read_data
+from eagle3.report.data import Curve, read_data
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.summary import summary
-from eagle3.workspace import write_atomically, write_json
+from eagle3.tracking import flatten
+from eagle3.workspace import publish, write_atomically, write_json
+from stages.dvc_files import read_lock
+from stages.lineage import Lineage
 from stages.runner import Stage, run_stage
 
 
@@ -28,6 +35,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=Path, help="what `eagle3 study` found, where it has run")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
+    parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
+
+
+PLOTTED = ("dev_tau", "loss", "accuracy_0", "lr")
+
+
+def write_plots(folder: Path, curves: Mapping[str, Curve]) -> None:
+    """`<arm>.<metric>.csv` with columns step and the metric, for the metrics worth a plot."""
+    new = folder.with_name(f".{folder.name}.new")
+    for arm, curve in curves.items():
+        for metric in PLOTTED:
+            text = io.StringIO()
+            rows = csv.writer(text, lineterminator="\n")
+            rows.writerows([("step", metric), *curve.get(metric, [])])
+            write_atomically(new / f"{arm}.{metric}.csv", text.getvalue())
+    new.mkdir(parents=True, exist_ok=True)
+    publish(new, folder)
+
+
+def lineage_of(root: Path, comparison: Path | None) -> list[dict[str, Any]]:
+    """The chain behind the comparison, as the report draws it; empty where DVC did not make it."""
+    made = {out for entry in read_lock(root).values() for out in entry.outs}
+    if comparison is None or str(comparison) not in made:
+        return []
+    lineage = Lineage(root)
+    return [
+        {
+            "stage": step.stage,
+            "needs": sorted({maker for _, maker in step.needs.values() if maker}),
+            "digest": next(iter(step.outs.values()), ""),
+            "runs": step.runs,
+            "reused": step.reused,
+        }
+        for step in lineage.chain(lineage.find(str(comparison)).entry)
+    ]
 
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
@@ -44,9 +86,18 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         study=args.study,
         calibration=args.calibration,
         crossover=args.crossover,
+        lineage=lineage_of(stage.root, args.comparison),
     )
     write_atomically(args.out, render(data, settings))
-    write_json(args.metrics, summary(data))
+    numbers = summary(data)
+    write_json(args.metrics, numbers)
+    write_plots(args.plots, data.curves)
+    tracker = stage.tracker("report", {"kind": "report"})
+    flat = {name: value for name, value in flatten(numbers).items() if name != "compare.verdict"}
+    tracker.log_metrics({n: v for n, v in flat.items() if isinstance(v, int | float)}, 0)
+    verdict = numbers.get("compare", {}).get("verdict", "One report of several runs.")
+    tracker.log_tags({"mlflow.note.content": f"{verdict}\n\nThe report is under Artifacts."})
+    tracker.log_artifact(args.out)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_every_run_is_in_mlflow(project: Project) -> None:
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     by_stage = {run.data.tags["dvc_stage"]: run for run in runs}
-    wanted = {f"{stage}@{arm}" for stage in ("train", "evaluate") for arm in ARMS}
+    wanted = {f"{stage}@{arm}" for stage in ("train", "evaluate") for arm in ARMS} | {"report"}
     assert set(by_stage) == wanted and len(runs) == len(wanted)
     head = subprocess.run(
         ["git", "rev-parse", "HEAD~1"], cwd=project.root, capture_output=True, text=True

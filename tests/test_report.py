@@ -12,6 +12,7 @@ import pytest
 from eagle3.errors import HarnessError
 from eagle3.report import charts, words
 from eagle3.report.data import ReportData, read_curve, read_data
+from eagle3.report.lineage import lineage
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.result import headline
 from eagle3.report.summary import summary
@@ -67,6 +68,15 @@ def parsed(page: str) -> Checker:
     return checker
 
 
+CHAIN = [
+    {"stage": "compare", "needs": ["evaluate@a", "train@a"], "digest": "c" * 32, "runs": []},
+    {"stage": "evaluate@a", "needs": ["train@a"], "digest": "e" * 32, "runs": ["run-1-of-a"]},
+    {"stage": "train@a", "needs": ["verifier"], "digest": "d" * 32, "runs": []},
+    {"stage": "verifier", "needs": [], "digest": "f" * 32, "runs": []},
+]
+CHAIN = [{**step, "reused": step["stage"] == "train@a"} for step in CHAIN]
+
+
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     return write_made_up(tmp_path_factory.mktemp("made_up"))
@@ -81,6 +91,7 @@ def data(made_up: dict[str, list[Path]]) -> ReportData:
         curves=made_up["curves"],
         coverage=made_up["coverage"][0],
         provenance=made_up["stages"],
+        lineage=CHAIN,
     )
 
 
@@ -99,6 +110,7 @@ def test_complete_page(data: ReportData) -> None:
         "coverage",
         "exactness",
         "costs",
+        "lineage",
         "origin",
         "limits",
     ]:
@@ -214,3 +226,19 @@ def test_broken_curve_names_the_line(tmp_path: Path) -> None:
     path.write_text('{"metric": "loss", "step": 1, "value": 2.0}\n{"metric": "loss"}\n')
     with pytest.raises(HarnessError, match=r"a\.curve\.jsonl:2"):
         read_curve(path)
+
+
+def test_the_picture_of_the_chain(data: ReportData) -> None:
+    section = lineage(data)
+    assert section is not None and "equal bytes: train@a" in section.body
+    assert "verifier from outside; train@a from verifier; evaluate@a from train@a" in section.body
+    assert "eeeeeeee · run run-1-of" in section.body
+    lines = re.findall(
+        r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', section.body
+    )
+    down = sorted((float(y1), float(y2)) for x1, y1, x2, y2 in lines if x1 == x2)
+    # Rows are 16, 54, 92 and 130: each stage's line ends at the last stage that reads it.
+    assert down == [(16.0, 54.0), (54.0, 130.0), (92.0, 130.0)]
+    across = sorted(float(y1) for x1, y1, x2, _ in lines if x1 != x2)
+    assert across == [54.0, 92.0, 130.0, 130.0]
+    assert lineage(ReportData()) is None

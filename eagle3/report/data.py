@@ -29,6 +29,8 @@ class ReportData:
         mistakes: one drafter under wrong conventions, as the mistakes stage wrote it.
         provenance: by stage.
         study, calibration, crossover: what `eagle3 study`, its `aa` and its `crossover` found.
+        lineage: the stages behind the comparison, each before those that it `needs`, with `stage`,
+            `digest`, `runs` and `reused`.
     """
 
     comparison: Mapping[str, Any] | None = None
@@ -42,6 +44,7 @@ class ReportData:
     study: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
     crossover: Mapping[str, Any] | None = None
+    lineage: Sequence[Mapping[str, Any]] = ()
 
     @property
     def compared(self) -> list[str]:
@@ -91,6 +94,7 @@ def read_data(
     study: Path | None = None,
     calibration: Path | None = None,
     crossover: Path | None = None,
+    lineage: Sequence[Mapping[str, Any]] = (),
 ) -> ReportData:
     """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
     return ReportData(
@@ -105,6 +109,7 @@ def read_data(
         study=_json(study) if study and study.is_file() else None,
         calibration=_json(calibration) if calibration and calibration.is_file() else None,
         crossover=_json(crossover) if crossover and crossover.is_file() else None,
+        lineage=lineage,
     )
 
 

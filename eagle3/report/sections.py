@@ -11,6 +11,7 @@ from html import escape
 from eagle3.report import charts, words
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
+from eagle3.report.lineage import lineage
 from eagle3.report.mistakes import mistakes
 from eagle3.report.section import Section
 from eagle3.report.served import served
@@ -373,6 +374,7 @@ SECTIONS = (
     exactness,
     served,
     costs,
+    lineage,
     origin,
     limits,
 )
