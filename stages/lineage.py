@@ -18,7 +18,7 @@ from typing import Any
 from eagle3.errors import HarnessError
 from eagle3.tracking import flatten
 from stages.closure import FIRST_PARTY
-from stages.dvc_files import Cache, Entry, digest_of_listing, read_lock
+from stages.dvc_files import Cache, Entry, digest_of_listing, file_digest, read_lock
 
 SUMMARY = Path("metrics") / "summary.json"
 RECORDS = "provenance/"
@@ -148,11 +148,9 @@ class Lineage:
         """The provenance that belongs to these very outputs; empty where it is lost."""
         for path, md5 in entry.outs.items():
             if path.startswith(RECORDS):
-                held = self.cache.object(md5)
-                here = self.root / path if entry.current else None
-                for place in (held, here):
-                    if place is not None and place.is_file():
-                        return dict(json.loads(place.read_text()))
+                place = self.cache.object(md5) or self.root / path
+                if place.is_file() and file_digest(place) == md5:
+                    return dict(json.loads(place.read_text()))
         return {}
 
     @cached_property
