@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from eagle3.checkpoint import CONFIG, WEIGHTS
 from eagle3.errors import HarnessError
 from eagle3.export import ExportSettings, export
 from eagle3.reading import read_object
 from eagle3.settings import read_settings
 from eagle3.verifier_files import find_file
 from eagle3.workspace import publish
+from experiments.output_folder import check_output
 from experiments.parity_command import head_of
 
 
@@ -22,10 +24,11 @@ def run(*, checkpoint: Path, out: Path, verifier_path: str, layout: str) -> None
             way. Nothing is written then.
     """
     settings = read_settings(ExportSettings, {"format": layout}, where="flags")
-    if out.exists() and not (out.is_dir() and {p.name for p in out.iterdir()} <= _WRITTEN):
+    check_output(out, "OUT", {WEIGHTS, CONFIG})
+    if out.resolve() == checkpoint.resolve():
         raise HarnessError(
-            "there are other files in the way", where=out,
-            rule="a new folder, an empty one, or an earlier export", fix="name another folder",
+            "the export would replace the checkpoint that it is made from", where=out,
+            rule="another folder", fix="name another folder",
         )  # fmt: skip
     head = head_of(verifier_path)
     source: str | None = None
@@ -43,6 +46,3 @@ def run(*, checkpoint: Path, out: Path, verifier_path: str, layout: str) -> None
     print(
         f"{out}: {settings.format} layout, bfloat16; largest relative logit difference {error:.2g}"
     )
-
-
-_WRITTEN = {"model.safetensors", "config.json"}

@@ -11,7 +11,7 @@ from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
-from stages.runner import set_logging
+from stages.runner import check_device, set_logging
 
 
 def run(
@@ -35,6 +35,7 @@ def run(
         {"engine": engine, "documents": documents, "max_tokens": max_tokens, "dtype": dtype},
         where="flags",
     )
+    check_device(device, "--device")
     head = head_of(verifier_path)
     if settings.engine is None:
         found = check_splits(data_dir, head, settings, None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from eagle3.arm import arm_settings, init_digest, train_arm
 from eagle3.checkpoint import CONFIG, WEIGHTS
 from eagle3.conventions import Conventions
 from eagle3.dataset import StatesDataset
-from eagle3.errors import HarnessError
 from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
 from eagle3.ranks import joined
@@ -24,6 +22,7 @@ from eagle3.tracking import NullTracker, flatten
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.cli import project_root
+from experiments.output_folder import check_output
 from experiments.training_data import (
     States,
     arm_data,
@@ -100,7 +99,7 @@ def run(
     changes = {name: value for name, value in flags.items() if value is not None}
     shared = section_values(read_params(root / "params.yaml"), "train", where=root / "params.yaml")
     settings = arm_settings(shared, changes, where="flags over params.yaml, train")
-    _check_output(output_dir)
+    check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, "provenance.json"})
     init = None if finetune_from is None else resolve_drafter(finetune_from)
     verifier = verifier_of(verifier_path)
     folder = check_states(data_dir, verifier, conventions)
@@ -178,28 +177,3 @@ def run(
         )
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
-
-
-def _check_output(output_dir: Path) -> None:
-    """A finished checkpoint replaces what stands at its place, which must be one or nothing."""
-    if output_dir.is_dir():
-        checkpoint = {WEIGHTS, CONFIG, "provenance.json"}
-        others = sorted({path.name for path in output_dir.iterdir()} - checkpoint)
-        if others:
-            raise HarnessError(
-                "--output-dir holds other files, which the checkpoint would replace",
-                where=output_dir,
-                rule="a new folder, an empty one, or an earlier checkpoint",
-                got=", ".join(others[:5]),
-                fix=f"--output-dir {output_dir / 'drafter'}",
-            )
-    elif output_dir.exists():
-        raise HarnessError("--output-dir is a file", where=output_dir, rule="a folder")
-    above = next(folder for folder in output_dir.resolve().parents if folder.is_dir())
-    if not os.access(above, os.W_OK):
-        raise HarnessError(
-            "--output-dir cannot be written",
-            where=above,
-            rule="a folder with the right to write",
-            fix="another --output-dir",
-        )

@@ -154,7 +154,7 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, where: str = "params.yaml, run.device") -> None:
     """Refuses a device that torch does not know or this machine does not have.
 
     Raises:
@@ -169,10 +169,10 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise HarnessError(
             "the device cannot be used",
-            where="params.yaml, run.device",
+            where=where,
             rule="cpu, or a device that this build of torch can use",
             got=f"{device}: {str(error).splitlines()[0]}",
-            fix="device: cpu, or another build of torch (TORCH_PIP_ARGS of the Makefile)",
+            fix="cpu, or another build of torch (TORCH_PIP_ARGS of the Makefile)",
         ) from None
 
 

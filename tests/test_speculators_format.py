@@ -141,5 +141,10 @@ def test_the_command_goes_both_ways(tmp_path: Path, tiny_verifier: Path) -> None
     assert all(torch.equal(ours[name], again[name]) for name in ours)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["back", "theirs"]
     (back / "notes.txt").write_text("mine")
-    with pytest.raises(HarnessError, match="in the way"):
+    with pytest.raises(HarnessError, match="holds other files"):
         run(checkpoint=there, out=back, verifier_path=str(tiny_verifier), layout="eagle")
+    with pytest.raises(HarnessError, match="replace the checkpoint"):
+        run(checkpoint=there, out=there, verifier_path=str(tiny_verifier), layout="eagle")
+    with pytest.raises(HarnessError, match="cannot be written"):
+        run(checkpoint=there, out=Path("/proc/none"), verifier_path=str(tiny_verifier),
+            layout="eagle")  # fmt: skip
