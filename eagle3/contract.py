@@ -31,6 +31,8 @@ from eagle3.verifier_head import VerifierHead
 Engine = Literal["transformers", "sglang", "vllm"]
 NOT_CHECKED = "not checked against a server"
 SERVERS = ("sglang", "vllm")
+# Engines that give the last layer's output after the norm only.
+NORMED_LAST = ("sglang",)
 
 
 class ParitySettings(Settings):
@@ -77,7 +79,7 @@ def open_engine(
     Args:
         longest: tokens of the longest document that it may be asked for.
     """
-    layers = reference_layers(spec.num_hidden_layers)
+    layers = reference_layers(spec.num_hidden_layers, last=engine not in NORMED_LAST)
     extraction = ExtractSettings(
         backend=engine, dtype=settings.dtype, batch_tokens=BATCH_TOKENS, server=settings.server
     )
@@ -157,6 +159,21 @@ def _check(
     )
     compared: dict[str, Any] | None = None
     faults: list[str] = []
+    final = check_final(documents, head, head_norm(head), meta.final_hidden)
+    normed_last = engine is not None and engine.identity.engine in NORMED_LAST
+    if normed_last and final is not None and final.faults:
+        # By value such an engine cannot tell it, and would call it something else.
+        raise mismatch(dataset, final.faults, engine)
+    if normed_last and (
+        meta.final_hidden == "pre_norm" or declared.num_hidden_layers - 1 in meta.aux_layers
+    ):
+        raise HarnessError(
+            "states before the last norm cannot be compared with this engine",
+            where=dataset.folder,
+            rule="final states after the norm, and aux states of earlier layers than the last",
+            got=f"final {meta.final_hidden}, aux layers {list(meta.aux_layers)}",
+            fix="compare with vllm or transformers, or extract with the engine that will serve",
+        )
     if engine is not None:
         found = diagnose(
             list(measured(documents, engine, head, declared, max_tokens=settings.max_tokens)),
@@ -168,7 +185,6 @@ def _check(
             "version": engine.identity.version,
             **plain(found),
         }
-    final = check_final(documents, head, head_norm(head), meta.final_hidden)
     if final is not None and not faults:
         faults = final.faults
     if faults:

@@ -86,8 +86,9 @@ class Reference:
     """What an engine computed over the tokens of a document.
 
     Attributes:
-        layers: post-layer indices, `EMBEDDINGS` for the state before layer 0; the last layer's
-            among them.
+        layers: post-layer indices, `EMBEDDINGS` for the state before layer 0. The last layer's is
+            missing from an engine that captures it after the norm only; then a final state before
+            the norm is not told by value, but still by the tokens it predicts (`final_check`).
         outputs_TLH: their outputs, residuals added.
         post_TH: the state that lm_head reads.
     """
@@ -265,11 +266,14 @@ def _readings(reference: Reference, declared: Declared, norm: Norm) -> tuple[lis
     last = declared.num_hidden_layers - 1
     readings = [Reading(layer) for layer in reference.layers]
     states = list(reference.outputs_TLH.float().unbind(1))
-    for layer, plain_TH in list(zip(reference.layers, states, strict=True)):
-        if layer > last - NORMED_LAYERS and layer != EMBEDDINGS:
-            once_TH = reference.post_TH.float() if layer == last else norm(plain_TH)
-            readings += [Reading(layer, 1), Reading(layer, 2)]
-            states += [once_TH, norm(once_TH)]
+    normed = {
+        layer: norm(plain_TH)
+        for layer, plain_TH in zip(reference.layers, states, strict=True)
+        if last - NORMED_LAYERS < layer < last and layer != EMBEDDINGS
+    }
+    for layer, once_TH in [*normed.items(), (last, reference.post_TH.float())]:
+        readings += [Reading(layer, 1), Reading(layer, 2)]
+        states += [once_TH, norm(once_TH)]
     return readings, torch.stack(states)
 
 

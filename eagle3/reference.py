@@ -22,9 +22,9 @@ BATCH_TOKENS = 1024
 TWICE = 4  # documents that the engine computes a second time, each alone, to measure its noise
 
 
-def reference_layers(num_hidden_layers: int) -> list[int]:
-    """Post-layer indices that an engine has to be opened for: all."""
-    return list(range(num_hidden_layers))
+def reference_layers(num_hidden_layers: int, *, last: bool = True) -> list[int]:
+    """Post-layer indices that an engine has to be opened for: all, or all but the last."""
+    return list(range(num_hidden_layers - (not last)))
 
 
 def head_norm(head: VerifierHead) -> Norm:
@@ -49,7 +49,7 @@ def measured(
     """Every document against the engine's states of it, one after another.
 
     Args:
-        engine: opened for `reference_layers`.
+        engine: opened for `reference_layers`, the last one if it can.
         max_tokens: of a document, from its start: states don't depend on what follows. A document
             whose rows are not as many as its tokens is compared whole.
     """
@@ -76,8 +76,9 @@ def _reference(
     embedded_TH = head.embed[document.token_ids.long()].to(states.aux_TnH.dtype)
     embedded_TH = embedded_TH * head.config.embed_scale
     pre_norm = engine.identity.final_hidden == "pre_norm"
+    captured = states.aux_TnH.shape[1]
     return Reference(
-        layers=(EMBEDDINGS, *reference_layers(head.config.num_hidden_layers)),
+        layers=(EMBEDDINGS, *reference_layers(head.config.num_hidden_layers)[:captured]),
         outputs_TLH=torch.cat([embedded_TH[:, None], states.aux_TnH], dim=1),
         post_TH=norm(states.final_TH) if pre_norm else states.final_TH,
     )

@@ -14,7 +14,7 @@ from eagle3.diagnosis import Diagnosis, diagnose
 from eagle3.extraction.base import EngineIdentity
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared, Reading
-from eagle3.reference import measured, spread
+from eagle3.reference import measured, reference_layers, spread
 from tests.faulty import AUX, LAYERS, Lab, make_lab
 
 
@@ -238,3 +238,13 @@ def test_lab_is_what_it_says(lab: Lab, tmp_path: Path) -> None:
     """The faults are faults: a second norm changes states, layers differ."""
     once, twice = lab.documents(norms=1)[0].final, lab.documents(norms=2)[0].final
     assert not torch.allclose(once.float(), twice.float(), rtol=0.1)
+
+
+def test_an_engine_without_the_last_layers_output(lab: Lab) -> None:
+    """What SGLang gives: the final state after the norm, and the outputs of the layers before."""
+    engine = lab.engine(torch.float32, reference_layers(LAYERS, last=False))
+    assert texts(verdict(lab, engine, lab.documents())) == []
+    assert texts(verdict(lab, engine, lab.documents(norms=2))) == [
+        "final went through the last norm twice, declared post-norm"
+    ]
+    assert kinds(verdict(lab, engine, lab.documents(aux=(2, 4, 6)))) == {"layer_offset"}
