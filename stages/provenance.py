@@ -96,8 +96,8 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} ({', '.join(known)})"
 
 
-def lock_digests(root: Path) -> dict[str, str]:
-    """DVC's digest of every stage output that dvc.lock knows, by path."""
+def lock_digests(root: Path, without: str | None = None) -> dict[str, str]:
+    """DVC's digest of every stage output that dvc.lock knows, by path; one stage's left out."""
     path = root / "dvc.lock"
     if not path.is_file():
         return {}
@@ -106,18 +106,22 @@ def lock_digests(root: Path) -> dict[str, str]:
     stages = read_yaml(path).get("stages", {})
     return {
         out["path"]: out["md5"]
-        for stage in stages.values()
+        for name, stage in stages.items()
+        if name != without
         for out in stage.get("outs", [])
         if "md5" in out
     }
 
 
-def input_digests(root: Path, arguments: Iterable[object]) -> dict[str, str]:
+def input_digests(
+    root: Path, arguments: Iterable[object], stage: str | None = None
+) -> dict[str, str]:
     """The digests of those outputs of earlier stages that arguments or settings name.
 
-    A path inside an output stands for that output.
+    A path inside an output stands for that output. What dvc.lock has of an earlier run of `stage`
+    itself is no input.
     """
-    known = lock_digests(root)
+    known = lock_digests(root, stage)
     named = {Path(value) for value in arguments if isinstance(value, str | Path)}
     named |= {parent for path in named for parent in path.parents}
     return {path: known[path] for path in sorted(known) if Path(path) in named}

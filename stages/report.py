@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle3.report.data import Curve, read_data
+from eagle3.report.data import read_data
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.summary import summary
 from eagle3.tracking import flatten
-from eagle3.workspace import publish, write_atomically, write_json
+from eagle3.workspace import write_atomically, write_json
 from stages.dvc_files import read_lock
 from stages.lineage import Lineage
+from stages.models import register
+from stages.pages import log_table, write_plots
 from stages.runner import Stage, run_stage
+from stages.tracking import resolve_store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--comparison", type=Path, help="what the compare stage wrote")
     several("--summaries", "counts: ARM.json ...")
     several("--timings", "speeds: ARM.timing.json ...")
+    several("--prompts", "counts by prompt: ARM.jsonl ...")
     several("--curves", "training curves: ARM.curve.jsonl ...")
     parser.add_argument("--coverage", type=Path, help="of the draft vocabulary")
     parser.add_argument("--parity", type=Path, help="verdict on the hidden states")
@@ -36,22 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
     parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
-
-
-PLOTTED = ("dev_tau", "loss", "accuracy_0", "lr")
-
-
-def write_plots(folder: Path, curves: Mapping[str, Curve]) -> None:
-    """`<arm>.<metric>.csv` with columns step and the metric, for the metrics worth a plot."""
-    new = folder.with_name(f".{folder.name}.new")
-    for arm, curve in curves.items():
-        for metric in PLOTTED:
-            text = io.StringIO()
-            rows = csv.writer(text, lineterminator="\n")
-            rows.writerows([("step", metric), *curve.get(metric, [])])
-            write_atomically(new / f"{arm}.{metric}.csv", text.getvalue())
-    new.mkdir(parents=True, exist_ok=True)
-    publish(new, folder)
 
 
 def lineage_of(root: Path, comparison: Path | None) -> list[dict[str, Any]]:
@@ -98,6 +83,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     verdict = numbers.get("compare", {}).get("verdict", "One report of several runs.")
     tracker.log_tags({"mlflow.note.content": f"{verdict}\n\nThe report is under Artifacts."})
     tracker.log_artifact(args.out)
+    log_table(tracker, args.prompts)
+    if read_lock(stage.root):
+        register(resolve_store(stage.root), Lineage(stage.root), numbers["tau"])
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Stage:
     @property
     def inputs(self) -> dict[str, str]:
         """DVC's digests of the earlier outputs that arguments or settings name, by path."""
-        return provenance.input_digests(self.root, self.named)
+        return provenance.input_digests(self.root, self.named, self.name)
 
     @cached_property
     def run(self) -> RunSettings:

