@@ -16,6 +16,8 @@ from eagle3.errors import HarnessError
 from stages.dvc_files import Cache, Entry
 from stages.signals import run_child
 
+STDERR = 2  # the verdict alone goes to stdout
+
 
 def in_order(lock: Mapping[str, Entry], names: Sequence[str]) -> list[str]:
     """The stages named, each after those that it reads from."""
@@ -66,6 +68,11 @@ def clone(root: Path, place: Path) -> Path:
         raise HarnessError(
             "verifying needs the project in git", where=root, got=done.stderr.strip()
         )
+    # Engines are part of the machine: the clone uses those that are installed.
+    with (project / ".git" / "info" / "exclude").open("a") as ignored:
+        for engine in sorted(root.glob(".venv-*")):
+            (project / engine.name).symlink_to(engine)
+            ignored.write(f"/{engine.name}\n")
     (project / "dvc.lock").write_bytes((root / "dvc.lock").read_bytes())
     (project / ".dvc" / "config.local").write_text(
         f"[cache]\n    dir = {Cache(root).folder}\n[core]\n    analytics = false\n"
@@ -99,4 +106,4 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
                 fix="`dvc commit` or `dvc pull`, or verify the stages that make it too",
             )
     command = [*dvc, "repro", "--single-item", "--force", "--no-run-cache", "--no-commit", *names]
-    return run_child(command, cwd=project, env=environment)
+    return run_child(command, cwd=project, env=environment, stdout=STDERR)

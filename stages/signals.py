@@ -50,13 +50,20 @@ def ignore_stop_signals() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def run_child(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+def run_child(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdout: int | None = None
+) -> int:
     """Runs a program to its end; returns its exit code.
 
     Ctrl-C reaches the child by the terminal, and it ends in its own time; SIGTERM is handed on. It
     ends when this process is killed.
+
+    Args:
+        stdout: a file descriptor for what it prints; None: this process's own.
     """
-    child = subprocess.Popen(command, cwd=cwd, env=dict(env), preexec_fn=end_with_parent)
+    child = subprocess.Popen(
+        command, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=end_with_parent
+    )
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),

@@ -1,10 +1,12 @@
-"""`dvc exp run --temp` deletes its folder at the end; the MLflow run made in it stays."""
+"""`dvc exp run --temp` and its queue delete their folders at the end; the MLflow runs made there
+stay, under the experiments' names."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ run_stage("train", main, lambda parser: None)
 FILES = {
     "stage.py": STAGE,
     "params.yaml": "run: {threads: 1, seed: 0, device: cpu}\n",
-    "dvc.yaml": "stages: {train: {cmd: python stage.py, deps: [stage.py], outs: [out]}}\n",
+    "dvc.yaml": "stages: {train: {cmd: python stage.py, deps: [stage.py], params: [run], "
+    "outs: [out]}}\n",
     ".dvc/config": "[core]\n    analytics = false\n",
     ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
     ".gitignore": "/out\n/mlflow.db*\n/mlartifacts\n/.work\n/provenance\n__pycache__\n",
@@ -49,14 +52,28 @@ def test_runs_inside_a_temporary_experiment_survive(tmp_path: Path, project_root
         "GIT_COMMITTER_NAME": "a",
         "GIT_COMMITTER_EMAIL": "a@example.com",
     }
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "exp", "run", "--temp"],
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-    )
+    for command in (
+        ["exp", "run", "--temp", "--name", "at-once"],
+        ["exp", "run", "--queue", "--name", "queued", "--set-param", "run.seed=1"],
+        ["queue", "start"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "dvc", *command], cwd=tmp_path, env=environment, check=True
+        )
     store = Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
     assert store.database is not None and store.database.exists()
     client, experiment = sending.open_client(store)
-    (run,) = client.search_runs([experiment])
-    assert run.data.metrics == {"loss": 1.5} and run.info.status == "FINISHED"
+    deadline = time.monotonic() + 120  # the queue's worker is a process of its own
+    while True:
+        runs = client.search_runs([experiment], "attributes.status = 'FINISHED'")
+        if len(runs) == 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    by_name = {run.data.tags["dvc_experiment"]: run for run in runs}
+    assert by_name.keys() == {"at-once", "queued"}
+    assert all(run.data.metrics == {"loss": 1.5} for run in runs)
+    assert [by_name[name].data.tags["seed"] for name in ("at-once", "queued")] == ["0", "1"]
+    head = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    assert {run.data.tags["dvc_baseline"] for run in runs} == {head}

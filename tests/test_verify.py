@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from eagle3.errors import HarnessError
-from experiments import verify_command
+from experiments import lineage_command, verify_command
 from experiments.rerun import in_order, inputs
 from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
-from stages.lineage import Lineage, changes
+from stages.lineage import Lineage, Step, changes
 
 WEIGHTS = """
 import json, os, time
@@ -106,7 +106,7 @@ def verified(
 ) -> tuple[int, dict[str, dict[str, str]], dict[str, list[object]]]:
     code = verify_command.run(project, list(asked), as_json=True, keep=False)
     printed = capsys.readouterr().out
-    found = json.loads(printed[printed.index("{\n") :])
+    found = json.loads(printed)  # nothing else is on stdout
     return code, {item["path"]: item for item in found["outs"]}, found["environment"]
 
 
@@ -183,6 +183,30 @@ def test_lineage_by_every_name(project: Path) -> None:
     assert lineage.find("seconds.train@a").entry.name == "train@a"
     with pytest.raises(HarnessError, match="nothing here has this origin"):
         lineage.find("0000000000")
+
+
+def test_what_is_printed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lineage_command.run(project, "tau.a", None, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["value"] == 6.0
+    assert [step["stage"] for step in printed["steps"]] == ["report", "train@a"]
+    lineage_command.run(project, "tau.a", None, as_json=False)
+    text = capsys.readouterr().out
+    digest = read_lock(project)["train@a"].outs["checkpoints/a"]
+    assert text.startswith("tau.a = 6.0") and "0123456789abcdef  train a" in text
+    assert f"from    checkpoints/a  {digest[:12]}  train@a" in text
+    lineage_command.run(project, "train@a", "report", as_json=False)
+    assert "report\n  stage\n    train@a: absent\n    report: runs" in capsys.readouterr().out
+
+
+def test_two_arms_differ_in_what_is_theirs() -> None:
+    record = {"commit": "c", "threads": 1}
+    a = Step("train@a", {"checkpoints/a": "1"}, {}, {"arms.a": {"lr": 1}}, record)
+    b = Step("train@b", {"checkpoints/b": "1"}, {}, {"arms.b": {"lr": 2}}, {**record, "threads": 2})
+    assert list(changes([a], [b])) == [
+        ("train@<arm>", "made in: threads", 1, 2),
+        ("train@<arm>", "params: arms.<arm>.lr", 1, 2),
+    ]
 
 
 def test_a_chain_has_digests_runs_and_reuse(project: Path) -> None:
