@@ -179,6 +179,7 @@ def test_every_run_is_in_mlflow(project: Project) -> None:
     assert by_stage["train@scratch"].data.metrics
 
 
+@pytest.mark.slow
 def test_a_clean_clone_makes_the_same(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
