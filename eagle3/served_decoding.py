@@ -24,6 +24,7 @@ from eagle3.acceptance import (
 )
 from eagle3.decode import Decoded
 from eagle3.engines.served import Answer, ServingEngine
+from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.real_decoding import Prompt, fp64_logits, once
 
@@ -82,6 +83,12 @@ def serving_engine(
             max_length=max_length,
             logs=logs,
         )
+    if settings.server.urls and len(settings.server.urls) != 2:
+        # One server for both would compare it with itself.
+        raise HarnessError(
+            "servers to compare are missing", where="evaluate.server.urls",
+            rule="two: one without speculation, one with the drafter", got=settings.server.urls,
+        )  # fmt: skip
     engine.check(subject.checkpoint)
     return engine
 

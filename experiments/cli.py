@@ -219,12 +219,17 @@ def parity(
     ],
     engine: Annotated[
         str | None,
-        typer.Option(help="What will serve: computes the states again. Absent: data and head."),
+        typer.Option(
+            help="What will serve and computes the states again: sglang, vllm or transformers. "
+            "Absent: data and head alone."
+        ),
     ] = None,
     documents: Annotated[int, typer.Option(help="Samples of each split.", min=1)] = 24,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a sample.", min=8)] = 256,
-    dtype: Annotated[str, typer.Option(help="In which the engine computes.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="For transformers.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="In which the engine computes: bfloat16, float32.")
+    ] = "bfloat16",
+    device: Annotated[str, typer.Option(help="Where the engine computes.")] = "cpu",
 ) -> None:
     """Check by value that stored hidden states are what serving will see; name what differs."""
     from experiments.parity_command import run

@@ -18,6 +18,7 @@ from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import open_foreign
 from eagle3.workspace import publish, work_folder
 from experiments.cli import project_root
+from experiments.output_folder import check_output
 from experiments.training_data import (
     head_of,
     input_digests,
@@ -26,7 +27,7 @@ from experiments.training_data import (
     verifier_of,
 )
 from stages.params import read_section
-from stages.runner import RunSettings, set_logging, set_threads
+from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def run(
     set_logging()
     runs = read_section(root / "params.yaml", RunSettings, "run")
     set_threads(runs.threads)
+    check_device(runs.device)
     folder = open_foreign(data_dir)
     if folder is None:
         raise HarnessError(
@@ -63,11 +65,7 @@ def run(
             "speculators), or rows_*/data_*.ckpt (SpecForge)",
             got=_contents(data_dir),
         )
-    if output_dir.exists() and any(output_dir.iterdir()):
-        raise HarnessError(
-            "--output-dir is not empty", where=output_dir, rule="a new folder",
-            got=", ".join(sorted(path.name for path in output_dir.iterdir())[:5]),
-        )  # fmt: skip
+    check_output(output_dir, "--output-dir", ())
     verifier = verifier_of(verifier_path)
     key = {
         "inputs": input_digests(verifier, data_dir, None, folder),

@@ -27,7 +27,7 @@ def check_output(folder: Path, name: str, replaceable: Collection[str]) -> None:
                 where=folder,
                 rule="a new folder, an empty one, or an earlier result",
                 got=", ".join(others[:5]),
-                fix=f"{name} {folder / 'drafter'}",
+                fix=f"{name} {folder / 'result'}",
             )
     elif folder.exists():
         raise HarnessError(f"{name} is a file", where=folder, rule="a folder")

@@ -38,7 +38,7 @@ from experiments.training_data import (
 )
 from stages import provenance
 from stages.params import read_params, read_section, section_values
-from stages.runner import RunSettings, set_logging, set_threads
+from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, journal_root, resolve_store
 
@@ -87,6 +87,7 @@ def run(
         log.info("--num-workers %d: states are memory-mapped, nothing to read ahead", num_workers)
     runs = read_section(root / "params.yaml", RunSettings, "run")
     set_threads(runs.threads)
+    check_device(runs.device)
     keep_freed_memory()
     flags: dict[str, Any] = {
         "lr": lr,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -161,13 +162,21 @@ def gpu() -> dict[str, Any] | None:
     return {"names": [name for name, _ in rows], "driver": rows[0][1] if rows else None}
 
 
+def _command(arguments: Sequence[str]) -> str:
+    """As someone would type it again; stages are run as modules."""
+    program = Path(arguments[0])
+    if program.suffix == ".py" and program.parent.name == "stages":
+        return shlex.join(["python", "-m", f"stages.{program.stem}", *arguments[1:]])
+    return shlex.join([program.name, *arguments[1:]])
+
+
 def describe(root: Path, *, threads: int, seed: int) -> dict[str, Any]:
     """What can be said before a stage has run."""
     lock = root / "requirements.lock"
     return {
         **git_state(root),
         "experiment": experiment(os.environ),
-        "command": " ".join(["python -m", f"stages.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": _command(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor(),

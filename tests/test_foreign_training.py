@@ -105,7 +105,7 @@ def test_what_is_refused(project: Path) -> None:
     where = {"data_dir": Path("shards"), "output_dir": Path("out")}
     refused(r"no hidden states of a known format[\s\S]*got: train", import_command.run,
             **importing, **where)  # fmt: skip
-    with pytest.raises(HarnessError, match=r"not empty[\s\S]*train"):
+    with pytest.raises(HarnessError, match=r"holds other files[\s\S]*train"):
         import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("shards"))
 
 

@@ -117,8 +117,8 @@ def test_drafters_that_vllm_would_misread(
         values["aux_layers"] = [layer - 1 for layer in told or []]
     path.write_text(json.dumps(values))
     engine = VllmServing(
-        settings=ServerSettings(urls=["http://127.0.0.1:1"]), verifier="x", dtype="float32", k=3,
-        max_length=10, logs=tmp_path,
+        settings=ServerSettings(urls=["http://127.0.0.1:1"] * 2), verifier="x",
+        dtype="float32", k=3, max_length=10, logs=tmp_path,
     )  # fmt: skip
     with pytest.raises(HarnessError, match=message):
         engine.check(path.parent)

@@ -89,7 +89,7 @@ class VllmServing:
             HarnessError: vLLM is not installed, or its server ends at start.
         """
         if self.settings.urls:
-            url = self.settings.urls[0 if drafter is None else -1]
+            url = self.settings.urls[0 if drafter is None else 1]
             yield VllmDecoder(given_server(NAME, url), drafts=drafter is not None)
             return
         arguments = ["--max-model-len", str(self.max_length), "--no-enable-prefix-caching"]
