@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.acceptance import summarise
+from eagle3.acceptance import old_sglang_rate, summarise
 from eagle3.drafter import Drafter
 from eagle3.extraction.base import default_layers
-from eagle3.mistakes import best_tokens, mistakes, printed_by_older_sglang, target_states
+from eagle3.mistakes import best_tokens, mistakes, target_states
 from eagle3.parity import Norm
 from eagle3.served_as import EMBEDDINGS, Convention, LayeredDocument, drafted, replayed
 from eagle3.verifier_head import VerifierHead
@@ -41,7 +41,7 @@ class ReadingScore:
     name: str
     convention: Convention
     tau: float
-    older_sglang: float
+    old_sglang_rate: float
     loss: float
 
 
@@ -147,7 +147,7 @@ def investigate(
     scores = []
     for name, convention in told:
         value = tau(convention)
-        shown = printed_by_older_sglang(value, k)
+        shown = old_sglang_rate(value, k)
         scores.append(ReadingScore(name, convention, value, shown, search.loss(convention)))
     targets = _targets(drafter, layered, best, head, norm, dtype)
     return Finding(
@@ -266,7 +266,7 @@ def _words(
         lines.append(
             f"Its config says otherwise: {describe(said, drafter)}. Served so, tau is "
             f"{other.tau:.3f} instead of {scores[0].tau:.3f}, and older SGLang would print "
-            f"{other.older_sglang:.0%}."
+            f"{other.old_sglang_rate:.0%}."
         )
     if unsure:
         lines.append(

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from eagle3.acceptance import PromptCounts, summarise
+from eagle3.acceptance import PromptCounts, old_sglang_rate, summarise
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.parity import Norm
 from eagle3.replay import walk
@@ -32,7 +32,7 @@ class MistakesSettings(Settings):
     """documents: of the dev split, evenly; k: drafts a verification step; dtype: of replay and of
     the verifier that computes the states of other layers."""
 
-    documents: int = Field(default=24, ge=1)
+    documents: int = Field(default=12, ge=1)
     k: int = Field(default=3, ge=1, le=16)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
@@ -44,11 +44,6 @@ class Mistake:
     name: str
     cause: str
     convention: Convention
-
-
-def printed_by_older_sglang(tau: float, k: int) -> float:
-    """(accepted + bonus) / (rounds x draft tokens), the k drafts and the token before them."""
-    return tau / (k + 1)
 
 
 def mistakes(right: Convention, config: DrafterConfig, num_hidden_layers: int) -> list[Mistake]:
@@ -184,5 +179,5 @@ def _row(
         "where": where,
         "tau": round(found["tau"], 4),
         "accepted_per_position": [round(x, 4) for x in found["per_position_unconditional"]],
-        "older_sglang": round(printed_by_older_sglang(found["tau"], k), 4),
+        "old_sglang_rate": round(old_sglang_rate(found["tau"], k), 4),
     }

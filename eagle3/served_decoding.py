@@ -156,7 +156,7 @@ def served_counts(
         "per_position_unconditional": unconditional_rates(positions, steps),
         "tokens": sum(len(answer.token_ids) for answer in answers),
         "distinct_trigrams": distinct_share(answer.token_ids for answer in answers),
-        "old_sglang_rate": old_sglang_rate(accepted, steps, k),
+        "old_sglang_rate": old_sglang_rate(acceptance_length(accepted, steps), k),
         "prompts": len(prompts),
         "equal_to_plain": sum(item is None for item in parted),
         "differences": [item for item in parted if item],

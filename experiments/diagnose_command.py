@@ -61,7 +61,7 @@ def run(
 def _lines(result: Finding, k: int) -> list[str]:
     lines = [f"{'reading':34} {'tau':>6} {'older SGLang':>13} {'nats a draft':>13}"]
     lines += [
-        f"{score.name:34} {score.tau:6.3f} {score.older_sglang:13.1%} {score.loss:13.3f}"
+        f"{score.name:34} {score.tau:6.3f} {score.old_sglang_rate:13.1%} {score.loss:13.3f}"
         for score in result.scores
     ]
     told = ", ".join(f"{name} {share:.0%}" for name, share in result.targets.items())

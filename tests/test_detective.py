@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3.acceptance import summarise
+from eagle3.acceptance import old_sglang_rate, summarise
 from eagle3.checkpoint import save_drafter
 from eagle3.detective import Finding, investigate
 from eagle3.drafter import Drafter, rms_norm
@@ -21,7 +21,6 @@ from eagle3.mistakes import (
     best_tokens,
     mistakes,
     perfect,
-    printed_by_older_sglang,
     table,
     target_states,
 )
@@ -97,14 +96,14 @@ def test_what_mistakes_cost(lab: Lab, layered: list[LayeredDocument], right: Dra
         assert tau[name] < 0.85 * tau["as trained"], name
     assert tau["norm_before_residual: true"] < tau["as trained"]
     for row in rows:
-        assert row["older_sglang"] == pytest.approx(row["tau"] / 4, abs=1e-4)
+        assert row["old_sglang_rate"] == pytest.approx(row["tau"] / 4, abs=1e-4)
     assert json.loads(json.dumps(rows)) == rows
 
 
 def test_older_sglang_shows_a_quarter_for_nothing() -> None:
     # 10 rounds, 4 draft tokens each: nothing accepted, then all 3.
-    assert printed_by_older_sglang(1.0, 3) == (0 + 10) / (10 * 4)
-    assert printed_by_older_sglang(4.0, 3) == (30 + 10) / (10 * 4)
+    assert old_sglang_rate(1.0, 3) == (0 + 10) / (10 * 4)
+    assert old_sglang_rate(4.0, 3) == (30 + 10) / (10 * 4)
 
 
 def test_perfect_drafts(lab: Lab, layered: list[LayeredDocument]) -> None:

@@ -10,7 +10,7 @@ def test_numbers_are_the_inputs() -> None:
     def row(mistake: str, where: str, tau: float) -> dict[str, object]:
         return {
             "mistake": mistake, "cause": "a <cause>", "where": where, "tau": tau,
-            "accepted_per_position": [0.42, 0.125, 0.0], "older_sglang": tau / 4,
+            "accepted_per_position": [0.42, 0.125, 0.0], "old_sglang_rate": tau / 4,
         }  # fmt: skip
 
     rows = [row("as trained", "serving", 1.693), row("targets", "targets", 1.304)]

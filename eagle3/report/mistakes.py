@@ -22,7 +22,7 @@ def mistakes(data: ReportData) -> Section | None:
         return [
             escape(str(item["mistake"])),
             f"{item['tau']:.3f}",
-            words.percent(float(str(item["older_sglang"])), 1),
+            words.percent(float(str(item["old_sglang_rate"])), 1),
             " · ".join(words.percent(rate) for rate in rates),
             escape(str(item["cause"])) or "–",
         ]
