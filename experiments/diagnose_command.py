@@ -16,7 +16,7 @@ from eagle3.served_as import Convention, replayable, with_layers
 from eagle3.unknown_drafter import open_unknown
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import decoder_of, load_model
-from experiments.parity_command import head_of
+from experiments.parity_command import head_of, trusted
 from stages.runner import set_logging
 
 
@@ -33,7 +33,7 @@ def run(
         raise HarnessError(
             "--dtype cannot be used", where="--dtype", rule="bfloat16 or float32", got=dtype
         )
-    spec = VerifierSpec.open(verifier_path)
+    spec = VerifierSpec.open(verifier_path, trust_remote_code=trusted())
     head = head_of(verifier_path)
     found = splits(data_dir)
     # Held-out documents first: on its own training data a drafter flatters itself.

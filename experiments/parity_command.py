@@ -11,7 +11,9 @@ from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
-from stages.runner import check_device, set_logging
+from experiments.cli import project_root
+from stages.params import read_section
+from stages.runner import RunSettings, check_device, set_logging
 
 
 def run(
@@ -45,13 +47,22 @@ def run(
                 "an engine needs the whole verifier", where=verifier_path,
                 rule="--verifier-path: a Hugging Face folder or hub id", got="a head file",
             )  # fmt: skip
-        spec = VerifierSpec.open(verifier_path)
+        spec = VerifierSpec.open(verifier_path, trust_remote_code=trusted())
         longest = longest_document(data_dir)
         with open_engine(settings.engine, spec, settings, device, longest=longest) as opened:
             found = check_splits(data_dir, head, settings, opened)
     for name, result in found.items():
         print(f"{data_dir / name}: {result['words']}")
         print("\n".join(_lines(result)))
+
+
+def trusted() -> bool:
+    """Whether the project's settings let a verifier's own code run; outside of a project, no."""
+    try:
+        path = project_root() / "params.yaml"
+    except HarnessError:
+        return False
+    return read_section(path, RunSettings, "run").trust_remote_code
 
 
 def head_of(verifier_path: str) -> VerifierHead:
