@@ -94,7 +94,7 @@ def conditional_rates(accepted_per_position: Sequence[int], steps: int) -> list[
 
 
 def old_sglang_rate(tau: float, k: int) -> float:
-    """What SGLang before 0.5.2 printed as accept rate: (accepted + bonus) / (steps * (k + 1)).
+    """What older SGLang printed as accept rate: (accepted + bonus) / (steps * (k + 1)).
 
     Its floor is 1 / (k + 1): with three drafts 25% says that nothing was accepted.
     """

@@ -41,7 +41,7 @@ def served(data: ReportData) -> Section | None:
         caption=(
             "The prompts of real decoding, greedily, one at a time. Steps as here: the same tokens "
             "out of the same steps as the local engine in fp32. Old SGLang's rate: what its "
-            "versions before 0.5.2 would print, with a floor that says that nothing was accepted"
+            "older versions would print, with a floor that says that nothing was accepted"
         ),
     )
     return Section("served", "In a serving engine", body)

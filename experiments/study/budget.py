@@ -40,15 +40,7 @@ def tokens_for(
     """
     tokens = max(cost, 1)
     while True:
-        plan = plan_steps(
-            lengths,
-            batch_tokens=settings.batch_tokens,
-            max_length=settings.max_length,
-            accumulate=settings.accumulate,
-            seed=seed,
-            tokens=tokens,
-            epochs=None,
-        )
+        plan = _plan(tokens, lengths, settings, seed)
         for step, spent in zip(
             plan, costs(plan, supervised_rows, settings.objective.ttt_steps), strict=True
         ):
@@ -65,7 +57,14 @@ def cost_of(
     seed: int,
 ) -> int:
     """What training on so many packed rows costs."""
-    plan = plan_steps(
+    plan = _plan(tokens, lengths, settings, seed)
+    return costs(plan, supervised_rows, settings.objective.ttt_steps)[-1]
+
+
+def _plan(
+    tokens: int, lengths: Sequence[int], settings: TrainSettings, seed: int
+) -> list[PlannedStep]:
+    return plan_steps(
         lengths,
         batch_tokens=settings.batch_tokens,
         max_length=settings.max_length,
@@ -74,4 +73,3 @@ def cost_of(
         tokens=tokens,
         epochs=None,
     )
-    return costs(plan, supervised_rows, settings.objective.ttt_steps)[-1]
