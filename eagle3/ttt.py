@@ -142,7 +142,8 @@ def _heads(qkv: Tensor, config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """Queries and keys together, which turn alike, and values."""
     kv_heads = config.num_key_value_heads
     split = [config.num_attention_heads + kv_heads, kv_heads]
-    qk, v = qkv.view(len(qkv), -1, config.head_dim).split(split, dim=1)
+    # Every size by name: of no rows at all, none can be left to infer.
+    qk, v = qkv.view(len(qkv), sum(split), config.head_dim).split(split, dim=1)
     return qk, v
 
 
@@ -151,7 +152,8 @@ def _repeat(x_NKE: Tensor, heads: int) -> Tensor:
     group = heads // x_NKE.shape[1]
     if group == 1:
         return x_NKE
-    return x_NKE[:, :, None].expand(-1, -1, group, -1).reshape(len(x_NKE), heads, -1)
+    rows, _, size = x_NKE.shape
+    return x_NKE[:, :, None].expand(-1, -1, group, -1).reshape(rows, heads, size)
 
 
 def turned(x_NAE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -137,6 +137,29 @@ def test_supervised_rows_by_hand() -> None:
     assert counted == [[1, 2, 5], [1], []]
 
 
+@pytest.mark.parametrize("trained_head", [False, True])
+@pytest.mark.parametrize("loss", ["soft_ce", "lk_alpha", "lk_lambda", "tv"])
+def test_a_batch_without_a_supervised_row_has_no_loss(loss: str, trained_head: bool) -> None:
+    """A document cut within its prompt, alone in a batch: nothing to learn, and no fault."""
+    drafter, batch = make_drafter(), make_batch([9], [[0] * 9])
+    drafter.lm_head.weight.requires_grad_(trained_head)
+    settings = ObjectiveSettings.model_validate({"ttt_steps": 3, "loss": loss})
+    for measure in (False, True):
+        outcome = objective(
+            drafter,
+            batch,
+            TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None),
+            vocabulary_of(drafter),
+            settings,
+            dtype=torch.float64,
+            measure=measure,
+        )
+        outcome.loss.backward()
+        assert outcome.loss.item() == 0.0 and outcome.rows == [0, 0, 0]
+        for name, parameter in drafter.named_parameters():
+            assert parameter.grad is None or not parameter.grad.any(), name
+
+
 def test_accuracies_count_rows_outside_the_draft_vocabulary_as_misses() -> None:
     drafter, batch = make_drafter(), make_batch(*FULL)
     head = TargetHead(torch.randn(DRAFT, HIDDEN, dtype=torch.float64), None, 1e-5, None)
