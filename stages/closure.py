@@ -30,6 +30,7 @@ WITHOUT_EFFECT = (
     "stages/runner.py",
     "stages/sending.py",
     "stages/signals.py",
+    "stages/tables.py",
     "stages/tracking.py",
 )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eagle3.acceptance import ALL, write_counts
+from eagle3.acceptance import ALL, PromptCounts, acceptance_length, write_counts
 from eagle3.dataset import StatesDataset
+from eagle3.decoded_texts import Detokenizer, pieces, positions, write_texts
 from eagle3.evaluate import (
     EvaluateSettings,
     Subject,
@@ -17,7 +19,13 @@ from eagle3.evaluate import (
     check_states,
 )
 from eagle3.machine import keep_freed_memory
-from eagle3.real_decoding import exact_decoding, spread_prompts, timed_decoding
+from eagle3.real_decoding import (
+    Exactness,
+    Prompt,
+    exact_decoding,
+    spread_prompts,
+    timed_decoding,
+)
 from eagle3.replay import replay
 from eagle3.served_decoding import (
     decode_served,
@@ -29,8 +37,10 @@ from eagle3.served_decoding import (
 from eagle3.tracking import flatten
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
+from eagle3.verifier_model import load_tokenizer
 from eagle3.workspace import write_json
 from stages.runner import Stage, run_stage
+from stages.tables import Table, log_tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +52,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--summary", type=Path, required=True, help="counts in all, JSON")
     parser.add_argument("--prompts", type=Path, required=True, help="counts by prompt, JSON lines")
     parser.add_argument("--timing", type=Path, required=True, help="speeds, JSON")
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="decoded texts with accepted drafts, JSON lines"
+    )
+
+
+def texts_of(
+    tokenizer: Detokenizer, states: StatesDataset, prompts: Sequence[Prompt], exact: Exactness
+) -> list[dict[str, Any]]:
+    """What was decoded greedily in fp32, token by token, with the draft that each came from."""
+    benchmarks = dict(zip(states.ids, states.sources, strict=True))
+    return [
+        {
+            "id": prompt.id,
+            "benchmark": benchmarks[prompt.id],
+            "prompt": "".join(pieces(tokenizer, prompt.token_ids)),
+            "pieces": pieces(tokenizer, decoded.token_ids),
+            "positions": positions(decoded.accepted_per_step, len(decoded.token_ids)),
+        }
+        for prompt, decoded in zip(prompts, exact.speculative, strict=True)
+    ]
+
+
+def tables_of(
+    counts: Sequence[PromptCounts], texts: Sequence[Mapping[str, Any]]
+) -> dict[str, Table]:
+    """The evaluation by prompt, for MLflow's page."""
+    head = ["prompt", "benchmark", "tau", "steps", "tokens"]
+    positions = len(counts[0].accepted_per_position)
+    return {
+        "acceptance_by_prompt": Table(
+            [*head, *(f"accepted at {i + 1}" for i in range(positions))],
+            [
+                [
+                    *(item.id, item.benchmark, acceptance_length(item.accepted, item.verify_steps)),
+                    *(item.verify_steps, item.tokens, *item.accepted_per_position),
+                ]
+                for item in counts
+            ],
+        ),
+        "decoded_texts": Table(
+            ["prompt", "benchmark", "asked", "answer", "accepted drafts", "tokens"],
+            [
+                [
+                    *(item["id"], item["benchmark"], item["prompt"], "".join(item["pieces"])),
+                    *(sum(map(bool, item["positions"])), len(item["positions"])),
+                ]
+                for item in texts
+            ],
+        ),
+    }
 
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
@@ -52,6 +112,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     states = StatesDataset.open(args.states)
     check_states(states, subject, settings.k)
     prompts = spread_prompts(states, settings.decode_prompts)
+    tokenizer = load_tokenizer(spec)
     engine = serving_engine(subject, prompts, settings, stage.root / ".work" / f"served-{args.arm}")
     keep_freed_memory()
 
@@ -80,6 +141,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
 
     everything = summary.pop(ALL)
     write_counts(args.prompts, counts)
+    texts = texts_of(tokenizer, states, prompts, exact)
+    write_texts(args.texts, texts)
     write_json(args.timing, {"arm": args.arm, **timing})
     write_json(
         args.summary,
@@ -95,6 +158,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         },
     )
     tracker.log_artifact(args.summary)
+    log_tables(tracker, tables_of(counts, texts))
 
 
 if __name__ == "__main__":

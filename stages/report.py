@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several("--summaries", "counts: ARM.json ...")
     several("--timings", "speeds: ARM.timing.json ...")
     several("--prompts", "counts by prompt: ARM.jsonl ...")
+    several("--texts", "decoded texts: ARM.texts.jsonl ...")
     several("--curves", "training curves: ARM.curve.jsonl ...")
     parser.add_argument("--coverage", type=Path, help="of the draft vocabulary")
     parser.add_argument("--parity", type=Path, help="verdict on the hidden states")
@@ -64,6 +65,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         summaries=args.summaries,
         timings=args.timings,
         curves=args.curves,
+        texts=args.texts,
         coverage=args.coverage,
         parity=args.parity,
         mistakes=args.mistakes,

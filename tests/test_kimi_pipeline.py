@@ -101,7 +101,8 @@ def test_from_prompts_to_acceptance(project: Path) -> None:
         stage("evaluate", "--arm", arm, "--checkpoint", f"checkpoints/{arm}", *verifier,
               "--head", "data/verifier_head.safetensors", "--states", "data/hidden_states/test",
               "--summary", f"metrics/{arm}.json", "--prompts", f"metrics/{arm}.jsonl",
-              "--timing", f"metrics/{arm}.timing.json")  # fmt: skip
+              "--timing", f"metrics/{arm}.timing.json",
+              "--texts", f"metrics/{arm}.texts.jsonl")  # fmt: skip
         summary = json.loads(Path(f"metrics/{arm}.json").read_text())
         assert 1.0 <= summary["all"]["tau"] <= 4.0
         # Real decoding with drafts writes what decoding without them does.

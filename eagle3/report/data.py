@@ -15,6 +15,7 @@ from eagle3.errors import HarnessError
 from eagle3.reading import read_lines
 
 Curve = dict[str, list[tuple[int, float]]]  # metric -> (step, value), ascending
+Text = Mapping[str, Any]  # id, benchmark, prompt, pieces, positions: see eagle3.decoded_texts
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ReportData:
 
     Attributes:
         comparison: what the compare stage wrote; None leaves out everything that compares.
-        summaries, timings, curves: by arm.
+        summaries, timings, curves, texts: by arm.
         coverage: of the draft vocabulary, as the vocab stage wrote it.
         parity: whether the hidden states are what serving sees, as the parity stage wrote it.
         mistakes: one drafter under wrong conventions, as the mistakes stage wrote it.
@@ -37,6 +38,7 @@ class ReportData:
     summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     timings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[Text]] = field(default_factory=dict)
     coverage: Mapping[str, Any] | None = None
     parity: Mapping[str, Any] | None = None
     mistakes: Mapping[str, Any] | None = None
@@ -87,6 +89,7 @@ def read_data(
     summaries: Sequence[Path] = (),
     timings: Sequence[Path] = (),
     curves: Sequence[Path] = (),
+    texts: Sequence[Path] = (),
     coverage: Path | None = None,
     parity: Path | None = None,
     mistakes: Path | None = None,
@@ -102,6 +105,7 @@ def read_data(
         summaries={_arm(path): _json(path) for path in _there(summaries)},
         timings={_arm(path): _json(path) for path in _there(timings)},
         curves={_arm(path): read_curve(path) for path in _there(curves)},
+        texts={_arm(path): [text for _, text in read_lines(path)] for path in _there(texts)},
         coverage=_json(coverage) if coverage and coverage.is_file() else None,
         parity=_json(parity) if parity and parity.is_file() else None,
         mistakes=_json(mistakes) if mistakes and mistakes.is_file() else None,
