@@ -3,16 +3,22 @@
 Knows no model and no generator: the caller brings the numbers, so that a sequence's draws can be
 named by its id and come out the same in any batch.
 
-Shape suffixes: N rows, V vocabulary, K candidates kept.
+Shape suffixes: N rows, V vocabulary, K candidates kept, P parts of the vocabulary, s size of one.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from eagle3.settings import Settings
+
+# Tokens in a part of the vocabulary when the highest logit is looked for.
+PART = 512
+SMALLEST_PART = 64
 
 
 class Sampling(Settings):
@@ -41,8 +47,7 @@ def choose(logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling) -> Tensor:
         i64[N] token ids.
     """
     if sampling.temperature == 0:
-        # max() takes the first of equals too, and is several times faster here than argmax().
-        return logits_NV.max(dim=-1).indices
+        return _first_highest(logits_NV)
     vocabulary = logits_NV.shape[-1]
     kept = min(sampling.top_k or vocabulary, vocabulary)
     candidates_NK: Tensor | None = None
@@ -61,3 +66,20 @@ def choose(logits_NV: Tensor, uniforms_N: Tensor, sampling: Sampling) -> Tensor:
     last_N1 = torch.searchsorted(cumulative_NK, cumulative_NK[:, -1:].contiguous())
     chosen_N1 = torch.minimum(chosen_N1, last_N1)
     return (chosen_N1 if candidates_NK is None else candidates_NK.gather(1, chosen_N1))[:, 0]
+
+
+def _first_highest(logits_NV: Tensor) -> Tensor:
+    """argmax over V, the lowest index among equals; i64[N].
+
+    In two steps, over equal parts of the vocabulary and within the best of them: a maximum without
+    its index runs at the speed of memory, one with it at less than half of that.
+    """
+    rows, vocabulary = logits_NV.shape
+    size = math.gcd(vocabulary, PART)
+    if size < SMALLEST_PART:
+        # max() takes the first of equals too, and is several times faster here than argmax().
+        return logits_NV.max(dim=-1).indices
+    parts_NPs = logits_NV.unflatten(-1, (-1, size))
+    part_N = parts_NPs.amax(dim=-1).max(dim=-1).indices
+    best_Ns = parts_NPs[torch.arange(rows, device=logits_NV.device), part_N]
+    return part_N * size + best_Ns.max(dim=-1).indices

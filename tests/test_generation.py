@@ -191,9 +191,13 @@ def test_the_ends_of_the_uniform_range_choose_tokens_with_mass() -> None:
         assert set(choose(logits, uniforms, sampling).tolist()) == {0, 2}
 
 
-def test_greedy_takes_the_lowest_id_among_equals() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]], dtype=torch.bfloat16)
-    assert choose(logits, torch.zeros(1), GREEDY).tolist() == [1]
+@pytest.mark.parametrize("vocabulary", [7, 64 * 5, 512 * 3, 1000])
+def test_greedy_takes_the_lowest_id_among_equals(vocabulary: int) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    # Few distinct values: many equals, in one part of the vocabulary and across parts.
+    logits = torch.randint(0, 4, (50, vocabulary), generator=numbers).to(torch.bfloat16)
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert choose(logits, torch.zeros(50), GREEDY).tolist() == expected
 
 
 # --- regenerate ---------------------------------------------------------------------------------
