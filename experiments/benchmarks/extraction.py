@@ -26,6 +26,7 @@ from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import Response, read_splits
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import decoder_of, load_model
+from eagle3.workspace import write_atomically
 
 
 @dataclass
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--out", type=Path, help="file for the result, beside printing it")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     spec = VerifierSpec.open(args.verifier)
@@ -96,7 +98,10 @@ def main() -> None:
         "speed_of_bare_wall": _ratios(bare.wall, ours.wall),
         "speed_of_bare_cpu": _ratios(bare.cpu, ours.cpu),
     }
-    print(json.dumps(result, indent=2))
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.out is not None:
+        write_atomically(args.out, text + "\n")
 
 
 def _ratios(bare: list[float], ours: list[float]) -> dict[str, object]:
