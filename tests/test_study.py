@@ -23,8 +23,9 @@ from eagle3.tracking import NullTracker
 from experiments.study import calibration, crossover, store, work
 from experiments.study.bench import Bench
 from experiments.study.budget import costs, tokens_for
+from experiments.study.opening import prepare, reach
 from experiments.study.promote import promote
-from experiments.study.run import open_searches, prepare, run_study
+from experiments.study.run import open_searches, run_study
 from experiments.study.search import Search, best_trial
 from experiments.study.store import SLOT
 from stages import train as train_stage
@@ -274,14 +275,7 @@ def test_settings_that_are_refused(project: Path, sections: Any, message: str) -
     with pytest.raises(HarnessError, match=message):
         run(project)
     assert not (project / "reports").exists()
-    assert optuna_trials(project) == 0
-
-
-def optuna_trials(project: Path) -> int:
-    url = f"sqlite:///{project}/studies.db"
-    if not (project / "studies.db").exists():
-        return 0
-    return sum(len(study_of(project, name).trials) for name in optuna.get_all_study_names(url))
+    assert not list(project.glob("studies.db*"))
 
 
 def test_a_checkpoint_that_does_not_fit(project: Path, tiny_verifier: Path) -> None:
@@ -295,7 +289,51 @@ def test_a_checkpoint_that_does_not_fit(project: Path, tiny_verifier: Path) -> N
         run(project, finetune_from=project / "mine")
     with pytest.raises(HarnessError, match="nothing to start from"):
         run(project, finetune_from=project / "no such checkpoint")
-    assert optuna_trials(project) == 0
+    assert not list(project.glob("studies.db*"))
+
+
+@pytest.mark.parametrize("what", ["crossover", "aa"])
+def test_maps_and_calibrations_that_are_refused(project: Path, what: str) -> None:
+    """By settings that lack them, and by inputs that are missing; no store is left behind."""
+    act = {"crossover": crossover.run_crossover, "aa": calibration.run_aa}[what]
+    (project / "data" / "vocab.safetensors").rename(project / "data" / "elsewhere")
+    with pytest.raises(HarnessError, match=r"vocab\.safetensors"):
+        act(project, storage=None)
+    (project / "data" / "elsewhere").rename(project / "data" / "vocab.safetensors")
+    if what == "crossover":
+        (project / "checkpoints" / "base").rename(project / "checkpoints" / "other")
+        with pytest.raises(HarnessError, match="nothing to start from"):
+            act(project, storage=None)
+    change(project, study={what: None})
+    with pytest.raises(HarnessError, match=rf"no study\.{what}"):
+        act(project, storage=None)
+    assert not list(project.glob("studies.db*")) and not (project / "reports").exists()
+
+
+def test_promote_without_a_study(project: Path) -> None:
+    before = (project / "params.yaml").read_text()
+    with pytest.raises(HarnessError, match=r"no study has been made[\s\S]*eagle3 study"):
+        promote(project, name=None, storage=None, arms=None, keep_budget=False)
+    assert (project / "params.yaml").read_text() == before
+    assert not list(project.glob("studies.db*"))
+
+
+@pytest.mark.slow
+def test_given_trainings_side_by_side(
+    done: Path, project: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
+) -> None:
+    """Room for two threads: two processes of one each, and the same τ as one process gives."""
+    shutil.copy(done / "studies.db", project / "studies.db")
+    change(project, run={"threads": 2})
+    monkeypatch.setenv("PYTHONPATH", str(project_root))
+    calibration.run_aa(project, storage=None)
+    told = json.loads((project / "reports" / "aa_test.json").read_text())
+    logs = sorted((project / ".work").glob("study-default.aa-*/worker-*.log"))
+    assert len(logs) == 2
+    change(project, run={"threads": 1}, study={"name": "alone"})
+    calibration.run_aa(project, storage=None)
+    alone = json.loads((project / "reports" / "aa_test.json").read_text())
+    assert alone["tau_by_seed"] == told["tau_by_seed"]
 
 
 @pytest.mark.parametrize("url", ["redis://here", "sqlite", "mysql://u:secret@h/d"])
@@ -324,8 +362,7 @@ def test_other_data_or_settings_are_another_study(done: Path, project: Path) -> 
         run(project)
     index.write_text(before)
     change(project, study={"trials": 5})  # more of the same is the same study
-    bench, storage, url = prepare(project, None, None, None)
-    searches = open_searches(bench, storage, url)
+    searches = open_searches(reach(prepare(project), None))
     assert [len(search.study.trials) for search in searches] == [5, 5]
 
 
@@ -376,16 +413,16 @@ class Quiet:
 def test_a_slot_taken_over_is_not_told_twice(project: Path) -> None:
     """A worker that was silent too long wakes up: what it says of its slot is dropped."""
     change(project, study={"trials": 1})
-    bench, storage, url = prepare(project, None, None, None)
-    search = open_searches(bench, storage, url)[0]
-    trial = store.claim(search.study, storage, url)
+    place = reach(prepare(project), None)
+    search = open_searches(place)[0]
+    trial = store.claim(search.study, place.storage, place.url)
     assert trial is not None
     search.run(trial, NullTracker())
-    storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # as others see it
+    place.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # as others see it
     assert not store.tell(search.study, trial, 2.0, TrialState.COMPLETE)
     # Nobody put it back: opening the study again queues the slot anew.
-    again = open_searches(bench, storage, url)[0]
-    work.work_through(work.Place(bench, storage, url), [again], Quiet())
+    again = open_searches(place)[0]
+    work.work_through(place, [again], Quiet())
     states = [t.state for t in again.study.trials]
     assert states == [TrialState.FAIL, TrialState.COMPLETE]
 

@@ -16,34 +16,61 @@ from eagle3.errors import HarnessError
 from eagle3.seed_statistics import components, lengths_by_seed
 from eagle3.seeding import generator
 from eagle3.statistics import overall_length
-from eagle3.tracking import NullTracker
 from eagle3.workspace import digest, write_json
-from experiments.study.bench import Bench
+from experiments.study.bench import Bench, BenchArm
 from experiments.study.compare import LEVEL
-from experiments.study.fixed import Fixed, complete, counts_of, open_fixed, slot
-from experiments.study.progress import Board, say, seconds_of
+from experiments.study.fixed import (
+    Fixed,
+    check_answers,
+    complete,
+    counts_of,
+    open_fixed,
+    slot,
+)
+from experiments.study.opening import prepare, reach
+from experiments.study.progress import say, seconds_of
 from experiments.study.settings import AaSettings
+from experiments.study.side_by_side import run_given
+from experiments.study.store import FACTS, shown
+from experiments.study.tracking import parent_run, set_parent
 from experiments.study.training import tokens_for
-from experiments.study.work import Place, work_through
+from experiments.study.work import Place
 
 REPORT = Path("reports") / "aa_test.json"
 
 
-def run_aa(root: Path, *, storage: str | None) -> None:
+def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
     """Trains, simulates and writes `reports/aa_test.json`; taken up where it was stopped.
 
     Raises:
         HarnessError: params.yaml says nothing of a calibration, or something cannot be used.
     """
-    from experiments.study.run import prepare
-
-    bench, store, url = prepare(root, None, storage, None)
+    bench = prepare(root)
     settings = bench.study.aa
     if settings is None:
         raise HarnessError("settings lack a part", where=bench.params_path, got="no study.aa")
     arm = bench.arm(settings.arm)
     bench.check_start(arm)
-    shape = arm.settings({})
+    check_answers(bench, arm, "test")
+    place = reach(bench, storage)
+    queue = open_queue(place, settings, arm)
+    name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
+    with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
+        set_parent([queue.study], parent)
+        run_given(place, queue, tracker, workers=workers)
+        found = calibrated(queue, bench, settings)
+        found["seconds"] = round(seconds_of(queue.study), 1)
+        write_json(root / REPORT, found)
+        tracker.log_artifact(root / REPORT)
+    say(
+        f"{REPORT}: {found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
+        f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"
+    )
+
+
+def open_queue(place: Place, settings: AaSettings, arm: BenchArm) -> Fixed:
+    """One training for each seed."""
+    bench, shape = place.bench, arm.settings({})
     slots = []
     for number in range(settings.seeds):
         seed = bench.run.seed + 1 + number
@@ -52,14 +79,7 @@ def run_aa(root: Path, *, storage: str | None) -> None:
         slots.append(slot(title, arm.name, seed=seed, tokens=tokens, cost=cost, train=arm.changes))
     facts = {**bench.facts(arm, test=True), "cost": settings.cost}
     name = f"{bench.study.name}.aa-{digest(facts)[:8]}"
-    queue = open_fixed(bench, store, url, name, facts, slots, "test")
-    work_through(Place(bench, store, url), [queue], Board([queue], NullTracker()))
-    found = calibrated(queue, bench, settings)
-    write_json(root / REPORT, {**found, "seconds": round(seconds_of(queue.study), 1)})
-    say(
-        f"{REPORT}: {found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
-        f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"
-    )
+    return open_fixed(bench, place.storage, place.url, name, facts, slots, "test")
 
 
 def calibrated(queue: Fixed, bench: Bench, settings: AaSettings) -> dict[str, Any]:

@@ -20,6 +20,7 @@ Storage = Annotated[
         help="postgresql://USER:PASSWORD@HOST/DATABASE or sqlite:///FILE. Default: studies.db."
     ),
 ]
+Workers = Annotated[int, typer.Option(help="Processes on this machine.", min=1)]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Drafter checkpoint that arms with a checkpoint start from.")
 ]
@@ -37,7 +38,7 @@ def study(
     name: Name = None,
     storage: Storage = None,
     finetune_from: Checkpoint = None,
-    workers: Annotated[int, typer.Option(help="Processes on this machine.", min=1)] = 1,
+    workers: Workers = 1,
     compare: Annotated[bool, typer.Option(help="Compare the winners after the search.")] = True,
 ) -> None:
     """Search each arm's settings, compare the winners over seeds; writes reports/study.json.
@@ -66,7 +67,7 @@ def work(
     name: Name = None,
     storage: Storage = None,
     finetune_from: Checkpoint = None,
-    comparison: bool = False,
+    queue: str | None = None,
     seconds: float | None = None,
 ) -> None:
     """One worker of a study that another process has begun."""
@@ -78,26 +79,26 @@ def work(
             name=name,
             storage=storage,
             finetune_from=finetune_from,
-            comparison=comparison,
+            queue=queue,
             seconds=seconds,
         )
     )
 
 
 @study_app.command()
-def aa(storage: Storage = None) -> None:
+def aa(storage: Storage = None, workers: Workers = 1) -> None:
     """Calibrate the comparison on equal recipes; writes reports/aa_test.json."""
     from experiments.study.calibration import run_aa
 
-    _stoppable(lambda: run_aa(_root(), storage=storage))
+    _stoppable(lambda: run_aa(_root(), storage=storage, workers=workers))
 
 
 @study_app.command()
-def crossover(storage: Storage = None) -> None:
+def crossover(storage: Storage = None, workers: Workers = 1) -> None:
     """Map τ against training tokens for three siblings; writes reports/crossover.json."""
     from experiments.study.crossover import run_crossover
 
-    _stoppable(lambda: run_crossover(_root(), storage=storage))
+    _stoppable(lambda: run_crossover(_root(), storage=storage, workers=workers))
 
 
 def promote(

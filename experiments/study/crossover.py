@@ -15,45 +15,61 @@ from typing import Any
 from eagle3.arm import first_drafter, init_digest
 from eagle3.crossing import Crossing, crossing
 from eagle3.errors import HarnessError
+from eagle3.report.data import ReportData
 from eagle3.seed_statistics import lengths_by_seed, paired_differences, t_interval
-from eagle3.tracking import NullTracker
-from eagle3.workspace import digest, write_atomically, write_json
+from eagle3.workspace import digest, write_atomically
 from experiments.overlay import run_overlay
 from experiments.study.bench import Bench
 from experiments.study.compare import LEVEL
-from experiments.study.fixed import Fixed, complete, counts_of, open_fixed, slot
-from experiments.study.progress import Board, say, seconds_of
+from experiments.study.fixed import (
+    Fixed,
+    check_answers,
+    complete,
+    counts_of,
+    open_fixed,
+    slot,
+)
+from experiments.study.opening import prepare, reach
+from experiments.study.progress import say, seconds_of
+from experiments.study.publishing import publish
 from experiments.study.settings import CrossoverSettings
+from experiments.study.side_by_side import run_given
+from experiments.study.store import FACTS, shown
+from experiments.study.tracking import parent_run, set_parent
 from experiments.study.training import cost_of, length, score
-from experiments.study.work import Place, work_through
 from stages.params import dump_yaml
 
 REPORT = Path("reports") / "crossover.json"
 
 
-def run_crossover(root: Path, *, storage: str | None) -> None:
+def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     """Makes the siblings' drafters, trains and writes `reports/crossover.json`.
 
     Raises:
         HarnessError: params.yaml says nothing of it, or something cannot be used.
     """
-    from experiments.study.run import prepare
-
-    bench, store, url = prepare(root, None, storage, None)
+    bench = prepare(root)
     settings = bench.study.crossover
     if settings is None:
         raise HarnessError(
             "settings lack a part", where=bench.params_path, got="no study.crossover"
         )
-    scratch = bench.arm(settings.scratch)
-    bench.check_start(scratch)
+    arm = bench.arm(settings.finetune)
+    for each in (bench.arm(settings.scratch), arm):
+        bench.check_start(each)
+    check_answers(bench, arm, "dev")
+    place = reach(bench, storage)
     starts = {bits: _checkpoint(bench, settings, bits) for bits in settings.bits}
     for start in starts.values():
-        bench.check_start(bench.with_init(bench.arm(settings.finetune), start))
-    queue = open_queue(bench, settings, starts, store, url)
-    work_through(Place(bench, store, url), [queue], Board([queue], NullTracker()))
-    found = mapped(queue, bench, settings, starts)
-    write_json(root / REPORT, {**found, "seconds": round(seconds_of(queue.study), 1)})
+        bench.check_start(bench.with_init(arm, start))
+    queue = open_queue(bench, settings, starts, place.storage, place.url)
+    name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
+    with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
+        set_parent([queue.study], parent)
+        run_given(place, queue, tracker, workers=workers)
+        found = mapped(queue, bench, settings, starts)
+        found["seconds"] = round(seconds_of(queue.study), 1)
+        publish(root / REPORT, found, tracker, ReportData(crossover=found), "Crossover map")
     for bits, about in found["siblings"].items():
         say(f"sibling of {bits} bits: {about['words']}")
     say(f"{REPORT} written")

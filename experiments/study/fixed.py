@@ -20,8 +20,8 @@ from eagle3.errors import HarnessError
 from eagle3.evaluate import check_tails
 from eagle3.statistics import Counts
 from eagle3.tracking import Tracker
-from experiments.study.bench import Bench
-from experiments.study.store import open_study
+from experiments.study.bench import Bench, BenchArm
+from experiments.study.store import FACTS, open_study
 from experiments.study.training import length, score, train_once
 from experiments.study.work import log_settings
 
@@ -63,6 +63,16 @@ class Fixed:
         return length(counts)
 
 
+def check_answers(bench: Bench, arm: BenchArm, answers: Answers) -> None:
+    """Refuses answers that cannot be replayed to the end.
+
+    Raises:
+        HarnessError: not extracted, of another verifier, or without tails.
+    """
+    documents = bench.test if answers == "test" else arm.data.dev
+    check_tails(documents, bench.evaluate.k, where=answers)
+
+
 def slot(
     title: str,
     arm: str,
@@ -90,14 +100,21 @@ def open_fixed(
     """The queue, made or taken up.
 
     Raises:
-        HarnessError: its store has one of that name from other data, code or settings; or the
-            answers cannot be replayed to the end.
+        HarnessError: its store has one of that name from other data, code or settings.
     """
-    arm = bench.arm(slots[0][1]["arm"])
-    check_tails(bench.test if answers == "test" else arm.data.dev, bench.evaluate.k, where=answers)
-    how = {"evaluate": {"k": bench.evaluate.k, "dtype": bench.evaluate.dtype}, "answers": answers}
+    how = {
+        "evaluate": {"k": bench.evaluate.k, "dtype": bench.evaluate.dtype},
+        "answers": answers,
+        "threads": bench.study.threads,
+    }
     study = open_study(storage, url, name, {**facts, **how}, slots)
     return Fixed(bench, study, answers)
+
+
+def take_up(bench: Bench, storage: RDBStorage, name: str) -> Fixed:
+    """A queue that `open_fixed` made, here or in another process."""
+    study = optuna.load_study(study_name=name, storage=storage)
+    return Fixed(bench, study, study.user_attrs[FACTS]["answers"])
 
 
 def complete(study: optuna.Study, **wanted: Any) -> list[FrozenTrial]:

@@ -18,9 +18,10 @@ from ruamel.yaml.comments import CommentedMap
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically
 from experiments.study.bench import Bench
+from experiments.study.opening import prepare, reach
 from experiments.study.progress import say
 from experiments.study.search import best_trial
-from experiments.study.store import SLOT, study_digest
+from experiments.study.store import SLOT, is_there, shown, store_url, study_digest
 from stages.params import read_params
 
 
@@ -43,9 +44,15 @@ def promote(
     """
     import optuna
 
-    from experiments.study.run import prepare
-
-    bench, store, _ = prepare(root, name, storage, None)
+    bench = prepare(root, name)
+    if not is_there(store_url(root, storage)):
+        raise HarnessError(
+            "no study has been made yet",
+            where=shown(store_url(root, storage)),
+            rule="the store of the study whose winners are wanted",
+            fix="run `eagle3 study` first, or name its --storage",
+        )
+    store = reach(bench, storage).storage
     known = set(optuna.get_all_study_names(store))
     winners: dict[str, tuple[FrozenTrial, str, Mapping[str, Any]]] = {}
     for arm in arms or list(bench.study.arms):

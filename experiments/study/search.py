@@ -84,17 +84,27 @@ class Search:
         return result.best_tau
 
 
-def open_search(bench: Bench, arm: BenchArm, storage: RDBStorage, url: str) -> Search:
-    """The arm's study, made or taken up; everything about it is checked first.
+def check_search(bench: Bench, arm: BenchArm) -> None:
+    """Refuses a space that the arm's training could not use.
 
     Raises:
-        HarnessError: a space, an arm or a store that cannot be used.
+        HarnessError: names the axis and what is wrong with it.
+    """
+    check_space(bench.study.axes(arm.name), arm.present, where=_where(bench, arm))
+
+
+def _where(bench: Bench, arm: BenchArm) -> str:
+    return f"{bench.params_path}, study.space of {arm.name}"
+
+
+def open_search(bench: Bench, arm: BenchArm, storage: RDBStorage, url: str) -> Search:
+    """The arm's study, made or taken up.
+
+    Raises:
+        HarnessError: its store has one of that name from other data, code or settings.
     """
     settings = bench.study
-    space = settings.axes(arm.name)
-    where = f"{bench.params_path}, study.space of {arm.name}"
-    check_space(space, arm.present, where=where)
-    first = default_point(space, arm.present, where=where)
+    first = default_point(settings.axes(arm.name), arm.present, where=_where(bench, arm))
     study = open_study(
         storage,
         url,

@@ -136,6 +136,9 @@ class StudySettings(Settings):
     rung_documents: dev documents replayed at a rung; the end of a trial replays all.
     seconds: an outer limit of the search in wall time; null: none. Where it bites, the study says
         so: the trials that it took are no longer a matter of settings and seed alone.
+    threads: of each training whose settings are given (comparison, calibration, crossover map); as
+        many run side by side as `run.threads` has room for. The search itself has `run.threads`,
+        as the train stage has, so that its winners can be repeated there to the last digit.
     heartbeat: seconds after which a worker says that it lives; silent for four times as long, its
         trial goes to another.
     train: keys of the `train` section that all trials use, over those of the arm.
@@ -152,6 +155,7 @@ class StudySettings(Settings):
     halving: int = Field(2, ge=2)
     rung_documents: int = Field(16, ge=1)
     seconds: float | None = Field(None, gt=0.0)
+    threads: int = Field(1, ge=1)
     heartbeat: int = Field(15, ge=1)
     train: dict[str, Any] = Field(default_factory=dict)
     space: dict[str, Axis] = Field(default_factory=dict)

@@ -62,6 +62,11 @@ def store_url(root: Path, wanted: str | None) -> str:
     )
 
 
+def is_there(url: str) -> bool:
+    """Whether there is such a store; True for a server, which is asked when it is reached."""
+    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
+
+
 def shown(url: str) -> str:
     """The URL without its password."""
     from sqlalchemy.engine import make_url

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle3.tracking import NullTracker, Tracker
 from stages.tracking import (
@@ -25,9 +26,13 @@ FLUSH_SECONDS = 2.0
 
 @contextlib.contextmanager
 def parent_run(
-    root: Path, name: str, key: str, tags: Mapping[str, str]
+    root: Path, name: str, key: str, store_of_study: str
 ) -> Iterator[tuple[Tracker, str | None]]:
     """The study's own run, taken up where it was left, and its id.
+
+    Args:
+        key: of all that the study's results come from.
+        store_of_study: where its slots are, for people.
 
     Where another process of this machine holds it, there is nothing to say and no id.
     """
@@ -45,7 +50,7 @@ def parent_run(
             journal_root(root),
             run_name=f"study {name}",
             resume_key=f"study-{name}-{key}",
-            tags={"kind": "study", "study": name, **tags},
+            tags={"kind": "study", "study": name, "storage": store_of_study},
             flush_seconds=FLUSH_SECONDS,
         )
         status = "FAILED"
@@ -58,6 +63,13 @@ def parent_run(
             raise
         finally:
             tracker.close(status)
+
+
+def set_parent(studies: Sequence[Any], parent: str | None) -> None:
+    """Remembers the run below which the trainings of some Optuna studies stand."""
+    for study in studies:
+        if parent is not None:
+            study.set_user_attr(PARENT, parent)
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ def train_once(
         "seed": seed,
         "tokens": tokens,
         "facts": bench.facts(arm),
+        "threads": torch.get_num_threads(),
     }
     ended: Exception | None = None
     with _work(bench.root, key) as work:

@@ -1,0 +1,69 @@
+"""Trainings whose settings are given, run by several processes of few threads.
+
+Nothing is drawn for them, so it does not matter which process runs which. On CPUs a second process
+is worth more than a second thread: a step of a small drafter is many short operations.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optuna.trial import TrialState
+
+from eagle3.tracking import Tracker
+from experiments.study.bench import Bench
+from experiments.study.fixed import Fixed
+from experiments.study.progress import Board
+from experiments.study.store import running
+from experiments.study.work import Kind, Place, work_through
+from experiments.study.workers import run_workers
+from stages.runner import set_threads
+
+
+def processes(bench: Bench, workers: int) -> int:
+    """How many run at a time: as wanted, and at least as many as the pinned threads are for."""
+    if bench.run.device != "cpu":
+        return workers
+    return max(workers, bench.run.threads // bench.study.threads)
+
+
+def run_given(
+    place: Place, queue: Fixed, tracker: Tracker, *, workers: int, finetune_from: Path | None = None
+) -> None:
+    """Runs a queue to its end.
+
+    Args:
+        workers: processes that are wanted at the least.
+
+    Raises:
+        HarnessError: all workers died.
+    """
+    bench = place.bench
+    count = processes(bench, workers)
+    board = Board([queue], tracker, workers=count)
+    if is_open(queue) and count > 1:
+        name = queue.study.study_name
+        command = ["work", "--queue", name, *arguments(bench, place.url, finetune_from)]
+        logs = bench.root / ".work" / f"study-{name}"
+        run_workers(count, command, root=bench.root, logs=logs, board=board)
+    # All of them, or those of workers that died when no other was left to take them.
+    if is_open(queue):
+        set_threads(bench.study.threads)
+        try:
+            work_through(place, [queue], board)
+        finally:
+            set_threads(bench.run.threads)
+
+
+def is_open(kind: Kind) -> bool:
+    """Whether slots wait or are at work."""
+    waiting = kind.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    return bool(waiting) or running(kind.study)
+
+
+def arguments(bench: Bench, url: str, finetune_from: Path | None) -> list[str]:
+    """What a worker's command line must say besides its work."""
+    made = ["--name", bench.study.name, "--storage", url]
+    if finetune_from is not None:
+        made += ["--finetune-from", str(finetune_from)]
+    return made
