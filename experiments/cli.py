@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from eagle3.errors import HarnessError
-from experiments.study.commands import promote, study_app
+from experiments.study.commands import promote, scaling, study_app
 
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as a repeatable experiment.",
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(study_app, name="study")
 app.command()(promote)
+app.command()(scaling)
 
 
 # What hidden states of other programs do not say of themselves.

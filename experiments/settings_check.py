@@ -32,7 +32,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.trainer import TrainSettings
     from eagle3.verifier_source import VerifierSettings
     from eagle3.vocab import VocabSettings
-    from experiments.study.settings import StudySettings
+    from experiments.study.settings import ScalingSettings, StudySettings
     from experiments.verify_command import VerifySettings
     from stages.runner import RunSettings
 
@@ -55,6 +55,7 @@ def models() -> dict[str, type[Settings]]:
         "compare": CompareSettings,
         "report": ReportSettings,
         "study": StudySettings,
+        "scaling": ScalingSettings,
         "plan": PlanSettings,
         "verify": VerifySettings,
     }

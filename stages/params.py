@@ -36,6 +36,7 @@ SECTIONS = (
     "compare",
     "report",
     "study",
+    "scaling",
     "plan",
     "verify",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -18,11 +19,13 @@ from optuna.trial import TrialState
 
 from eagle3.acceptance import acceptance_length
 from eagle3.errors import HarnessError
+from eagle3.report.scaling import scaling as draw_scaling
 from eagle3.seed_statistics import Components, power
 from eagle3.tracking import NullTracker
-from experiments.study import calibration, crossover, store, work
+from experiments.study import calibration, crossover, scaling, store, work
 from experiments.study.bench import Bench
 from experiments.study.budget import costs, tokens_for
+from experiments.study.fixed import Fixed
 from experiments.study.opening import prepare, reach
 from experiments.study.promote import promote
 from experiments.study.run import open_searches, run_study
@@ -228,6 +231,55 @@ def test_calibration(project: Path) -> None:
     trials = study_of(project, name).trials
     assert found["tau_by_seed"] == pytest.approx([trial.value for trial in trials])
     assert len({trial.value for trial in trials}) > 1  # seeds differ
+
+
+@pytest.mark.slow
+def test_scaling(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested parts, budgets by the rule, and the law's own words; a second call trains nothing."""
+    scaling.run_scaling(project, storage=None, workers=1, target=None)
+    found = json.loads((project / "reports" / "scaling.json").read_text())
+    assert [point["documents"] for point in found["points"]] == [8, 15, 30, 60]
+    arm = Bench(project).arm("scratch")
+    rows = sum(arm.data.lengths)
+    for point, part in zip(found["points"], (8, 4, 2, 1), strict=True):
+        assert point["share"] == 1 / part
+        # 2 passes over all of it, and √part times as many over a part.
+        assert point["trained_tokens"] == round(2.0 * rows / math.sqrt(part))
+    url = f"sqlite:///{project}/studies.db"
+    (name,) = [n for n in optuna.get_all_study_names(url) if ".scaling-" in n]
+    taus = {
+        (t.user_attrs["one_in"], t.user_attrs["seed"]): t.value
+        for t in study_of(project, name).trials
+    }
+    assert [point["by_seed"] for point in found["points"]] == [
+        pytest.approx([taus[part, 1], taus[part, 2]]) for part in (8, 4, 2, 1)
+    ]
+    assert found["measured"] == pytest.approx(sum(found["points"][-1]["by_seed"]) / 2)
+    assert found["low"] <= found["predicted"] <= found["high"]
+    assert [item["tokens"] for item in found["more"]] == [2 * rows, 10 * rows]
+    section = draw_scaling(found)
+    assert section is not None and section.body.count("<circle") == 8
+    for line in found["words"]:
+        assert html.escape(line) in section.body
+
+    monkeypatch.setattr(Fixed, "run", None)
+    scaling.run_scaling(project, storage=None, workers=1, target=1.7)
+    again = json.loads((project / "reports" / "scaling.json").read_text())
+    assert again["points"] == found["points"] and again["target"]["tau"] == 1.7
+
+
+def test_parts_are_nested(project: Path) -> None:
+    bench = Bench(project)
+    arm = bench.arm("scratch")
+    ids = {}
+    for seed in (1, 2):
+        for share in (0.25, 0.5, 1.0):
+            part = bench.with_part(arm, share, seed)
+            ids[seed, share] = {document.id for document in part.data.documents}
+            assert part.data.lengths == [len(d.token_ids) for d in part.data.documents]
+            assert part.supervised == [int(d.loss_mask.sum()) for d in part.data.documents]
+        assert ids[seed, 0.25] < ids[seed, 0.5] < ids[seed, 1.0]
+    assert ids[1, 0.25] != ids[2, 0.25] and ids[1, 1.0] == ids[2, 1.0]
 
 
 def test_crossover_map(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ SETTINGS: dict[str, Any] = {
         "aa": {"cost": 600, "simulations": 1000},
         "crossover": {"bits": [3], "tokens": [300, 600], "seeds": 2},
     },
+    "scaling": {
+        "parts": [8, 4, 2, 1],
+        "passes": 2.0,
+        "evaluations": 2,
+        "seeds": 2,
+        "target": 1.5,
+    },
 }
 
 

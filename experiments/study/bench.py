@@ -6,7 +6,7 @@ Knows nothing of the store or of what is tried.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,10 @@ from eagle3.arm import (
     init_digest,
     open_states,
 )
-from eagle3.dataset import StatesDataset
+from eagle3.dataset import Document, StatesDataset
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings
+from eagle3.seeding import generator
 from eagle3.settings import merged, read_settings
 from eagle3.trainer import TrainSettings
 from eagle3.verifier_head import read_head
@@ -47,6 +48,7 @@ class BenchArm:
         changes: keys of `train` that its trainings use over the shared ones, nested.
         present: the `train` section with these over it, nested.
         supervised: supervised tokens of each training document.
+        part: what part of the data that is, and the seed that drew it; None: all.
     """
 
     name: str
@@ -56,10 +58,27 @@ class BenchArm:
     changes: Mapping[str, Any]
     present: Mapping[str, Any]
     supervised: list[int]
+    part: tuple[float, int] | None = None
 
     def settings(self, values: Mapping[str, Any]) -> TrainSettings:
         """Its present settings with nested values over them."""
         return arm_settings(self.present, values, where=f"arm {self.name}")
+
+
+class Part(Sequence[Document]):
+    """Some documents of a data set, read when they are asked for."""
+
+    def __init__(self, documents: Sequence[Document], chosen: Sequence[int]) -> None:
+        self._documents = documents
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Part(self._documents, self._chosen[index])
+        return self._documents[self._chosen[index]]
 
 
 class Bench:
@@ -89,6 +108,23 @@ class Bench:
     def with_init(self, arm: BenchArm, init: Path) -> BenchArm:
         """The same arm from another checkpoint."""
         return replace(arm, init=init)
+
+    def with_part(self, arm: BenchArm, share: float, seed: int) -> BenchArm:
+        """The same arm with a share of its documents; smaller shares of a seed are in larger ones.
+
+        Args:
+            share: above 0, up to 1.
+        """
+        count = len(arm.data.lengths)
+        order = torch.randperm(count, generator=generator("part", seed)).tolist()
+        chosen = sorted(order[: max(round(share * count), 1)])
+        data = replace(
+            arm.data,
+            documents=Part(arm.data.documents, chosen),
+            lengths=[arm.data.lengths[index] for index in chosen],
+        )
+        supervised_rows = [arm.supervised[index] for index in chosen]
+        return replace(arm, data=data, supervised=supervised_rows, part=(share, seed))
 
     def check_start(self, arm: BenchArm) -> None:
         """Refuses an arm without dev answers, or whose first weights do not fit.

@@ -101,6 +101,19 @@ def crossover(storage: Storage = None, workers: Workers = 1) -> None:
     _stoppable(lambda: run_crossover(_root(), storage=storage, workers=workers))
 
 
+def scaling(
+    storage: Storage = None,
+    workers: Workers = 1,
+    target: Annotated[
+        float | None, typer.Option(help="τ to reach. Default: scaling.target.")
+    ] = None,
+) -> None:
+    """Train on parts of the data and say what more would bring; writes reports/scaling.json."""
+    from experiments.study.scaling import run_scaling
+
+    _stoppable(lambda: run_scaling(_root(), storage=storage, workers=workers, target=target))
+
+
 def promote(
     name: Name = None,
     storage: Storage = None,

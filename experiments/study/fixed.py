@@ -45,6 +45,8 @@ class Fixed:
         arm = self.bench.arm(about["arm"])
         if "init" in about:
             arm = self.bench.with_init(arm, self.bench.root / about["init"])
+        if "part" in about:
+            arm = self.bench.with_part(arm, *about["part"])
         settings = arm.settings(about["train"])
         seed, tokens = about["seed"], about["tokens"]
         log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens)
@@ -59,6 +61,7 @@ class Fixed:
             [[item.id, item.benchmark, item.verify_steps, item.accepted] for item in counts],
         )
         trial.set_user_attr("dev_tau", result.best_tau)
+        trial.set_user_attr("best_at", result.best_step / result.steps)
         tracker.log_metrics({f"{self.answers}_tau": length(counts)}, 0)
         return length(counts)
 

@@ -114,6 +114,34 @@ class CrossoverSettings(Settings):
         return self
 
 
+class ScalingSettings(Settings):
+    """Trainings of one recipe on nested parts of the data, each to its best dev τ.
+
+    parts: one part in so many, from small to all.
+    passes: over all the data. A smaller part bears more passes before dev τ falls: one part in n is
+        passed over n^growth times as often.
+    evaluations: replays on dev during each training; the best one's weights are scored.
+    seeds: of each part; each draws parts of its own.
+    target: τ whose data is asked for.
+    """
+
+    arm: str = "scratch"
+    parts: list[int] = Field(default=[16, 8, 4, 2, 1], min_length=4)
+    passes: float = Field(gt=0.0)
+    growth: float = Field(0.5, ge=0.0, le=1.0)
+    evaluations: int = Field(6, ge=1)
+    seeds: int = Field(3, ge=2)
+    target: float = Field(gt=1.0)
+
+    @model_validator(mode="after")
+    def _to_all(self) -> ScalingSettings:
+        if sorted(set(self.parts), reverse=True) != self.parts or self.parts[-1] != 1:
+            raise ValueError("parts get larger up to all the data: 16, 8, 4, 2, 1")
+        if sum(part >= 2 for part in self.parts) < 3:
+            raise ValueError("three parts or more are at most one half: they foretell the whole")
+        return self
+
+
 class Promoted(Settings):
     """What `eagle3 promote` wrote into the arms: from which study, which trial, its dev τ."""
 

@@ -62,6 +62,7 @@ def train_once(
         "tokens": tokens,
         "facts": bench.facts(arm),
         "threads": torch.get_num_threads(),
+        "part": arm.part,
     }
     ended: Exception | None = None
     with _work(bench.root, key) as work:
