@@ -93,8 +93,8 @@ def fit(
     kept = (law.high_D >= law.low_D) & (law.limit_D <= most)
     if int(kept.sum()) < draws // 100:
         raise ValueError(f"no law that rises and stays below {most} has these values")
-    return Law(first, last, *(item[kept] for item in (ends[:, 0], ends[:, 1])),
-               law.exponent_D[kept], sd_D[kept])  # fmt: skip
+    low_D, high_D, exponent_D = law.low_D[kept], law.high_D[kept], law.exponent_D[kept]
+    return Law(first, last, low_D, high_D, exponent_D, sd_D[kept])
 
 
 def predict(law: Law, size: float, *, level: float) -> Estimate:
