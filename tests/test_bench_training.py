@@ -56,17 +56,19 @@ def test_a_process_that_fails_says_why(project_root: Path, tmp_path: Path) -> No
 
 def test_ratios_are_medians_over_rounds() -> None:
     mine = {
-        "trainer": "eagle3", "length": 8, "peak_rss_gib": 1.0, "loss": 2.0,
+        "trainer": "eagle3", "documents": "real", "length": 8, "peak_rss_gib": 1.0, "loss": 2.0,
         "tokens_per_s_of_rounds": [4.0, 9.0, 10.0], "tokens_per_cpu_s_of_rounds": [2.0, 2.0, 2.0],
     }  # fmt: skip
     theirs = {
-        "trainer": "speculators", "length": 8, "peak_rss_gib": 2.0, "loss": 2.5,
+        "trainer": "speculators", "documents": "real", "length": 8, "peak_rss_gib": 2.0,
+        "loss": 2.5,
         "tokens_per_s_of_rounds": [1.0, 3.0, 1.0], "tokens_per_cpu_s_of_rounds": [1.0, 2.0, 1.0],
     }  # fmt: skip
-    assert compared([mine, theirs, {**mine, "length": 64}]) == [
+    others = [{**mine, "length": 64}, {**mine, "documents": "made up"}]
+    assert compared([mine, theirs, *others]) == [
         {
-            "length": 8, "tokens_per_s_ratio": 4.0, "tokens_per_cpu_s_ratio": 2.0,
-            "peak_rss_ratio": 0.5, "loss_difference": -0.5,
+            "documents": "real", "length": 8, "tokens_per_s_ratio": 4.0,
+            "tokens_per_cpu_s_ratio": 2.0, "peak_rss_ratio": 0.5, "loss_difference": -0.5,
         }
     ]  # fmt: skip
 

@@ -3,9 +3,11 @@
 Both train the same first weights on the same batches with AdamW at one learning rate, 3 TTT steps,
 in processes of their own that take turns round by round, on two threads. One scorer in float32
 then says what each came to on documents that neither has seen: the mean soft cross-entropy over
-supervised rows, summed over the TTT steps. Documents are made up from a seed, or real
-(`--states`, `--head`, `--vocab`). This trainer also runs alone at a length that the other, whose
-attention mask grows with the square of it, is spared.
+supervised rows, summed over the TTT steps. Two kinds of documents, for what is won depends on them:
+one made up from a seed fills each batch, nearly all of its rows supervised; real ones (`--states`,
+`--head`, `--vocab`) are packed, prompts unsupervised, as people train. This trainer also runs alone
+on made-up ones of a length that the other, whose attention mask grows with the square of it, is
+spared.
 """
 
 from __future__ import annotations
@@ -135,14 +137,14 @@ def run_length(
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each length that both ran: how many times as fast this trainer is, medians over rounds."""
-    by_key = {(row["trainer"], row["length"]): row for row in rows}
+    """Of each kind and length that both ran: how many times as fast this trainer is, by medians."""
+    by_key = {(row["trainer"], row["documents"], row["length"]): row for row in rows}
     found = []
-    for (name, length), mine in by_key.items():
-        theirs = by_key.get(("speculators", length))
+    for (name, documents, length), mine in by_key.items():
+        theirs = by_key.get(("speculators", documents, length))
         if name != "eagle3" or theirs is None:
             continue
-        line: dict[str, Any] = {"length": length}
+        line: dict[str, Any] = {"documents": documents, "length": length}
         for key in ("tokens_per_s", "tokens_per_cpu_s"):
             ratios = [
                 a / b
@@ -166,7 +168,7 @@ def main() -> None:
     parser.add_argument("--long-steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lr", type=float, default=6e-4)
-    parser.add_argument("--states", type=Path, help="real documents: a folder of states")
+    parser.add_argument("--states", type=Path, help="real documents too: a folder of states")
     parser.add_argument("--head", type=Path, help="of their verifier")
     parser.add_argument("--vocab", type=Path, help="draft vocabulary")
     args = parser.parse_args()
@@ -179,22 +181,26 @@ def main() -> None:
     )  # fmt: skip
     torch.set_num_threads(args.threads)
     both = {"eagle3": sys.executable, "speculators": args.peer_python}
+    runs = [("made up", length) for length in args.lengths]
+    if all(given):
+        runs += [("real", length) for length in args.lengths]
+    if args.long:
+        runs.append(("made up", args.long))
     rows: list[dict[str, Any]] = []
-    first_losses = {}
     with tempfile.TemporaryDirectory() as folder:
-        for length in [*args.lengths, *([args.long] if args.long else [])]:
+        for number, (kind, length) in enumerate(runs):
             alone = length == args.long
-            source = real(*given) if all(given) else made_up(length)
-            found, first_losses[str(length)] = run_length(
-                Path(folder) / str(length),
-                source,
+            found, first_loss = run_length(
+                Path(folder) / str(number),
+                real(*given) if kind == "real" else made_up(length),
                 length,
                 {"eagle3": sys.executable} if alone else both,
                 replace(plan, rounds=2, steps=plan.long_steps) if alone else plan,
             )
-            rows += found
             for row in found:
+                row = {"documents": kind, "first_loss": round(first_loss, 5)} | row
                 print({name: value for name, value in row.items() if "rounds" not in name})
+                rows.append(row)
     result = {
         "machine": {
             "processor": processor(),
@@ -203,9 +209,7 @@ def main() -> None:
             "torch": torch_build(),
             "speculators": VERSION,
         },
-        "documents": "made up" if not all(given) else "real",
         "plan": asdict(plan),
-        "first_losses": first_losses,
         "rows": rows,
         "compared": compared(rows),
     }
