@@ -16,13 +16,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eagle3.dataset import StatesDataset
-from eagle3.diagnosis import Diagnosis, diagnose, named
 from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.extraction import backends
 from eagle3.extraction.base import ExtractSettings, StatesEngine
 from eagle3.final_check import check_final
 from eagle3.parity import Declared
+from eagle3.parity_faults import Diagnosis, diagnose, named
 from eagle3.reference import BATCH_TOKENS, head_norm, measured, reference_layers, spread
 from eagle3.settings import Settings
 from eagle3.verifier import VerifierSpec

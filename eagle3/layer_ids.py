@@ -21,32 +21,16 @@ RAW_LAYER_IDS = frozenset(
 )
 
 
-def transformers_ids(aux_layers: Sequence[int]) -> list[int]:
-    """Indices into transformers' `hidden_states`, whose entry 0 is the embeddings. The output of
-    the last layer is not among them: the last entry has gone through the final norm."""
-    return [layer + 1 for layer in aux_layers]
-
-
-def from_transformers(ids: Sequence[int]) -> list[int]:
-    """Post-layer indices of `hidden_states` entries; -1 is the embeddings."""
-    return [one - 1 for one in ids]
-
-
 def vllm_ids(aux_layers: Sequence[int]) -> list[int]:
-    """vLLM's ids: k is the input of layer k; the number of layers is the last layer's output,
-    before the final norm."""
+    """vLLM's ids: k is the input of layer k, transformers' `hidden_states[k]`; the number of layers
+    is the last layer's output, before the final norm (transformers' last entry is after it). The
+    ids in speculators' drafters are these; those of its data are outputs of layers, as here."""
     return [layer + 1 for layer in aux_layers]
 
 
 def from_vllm(ids: Sequence[int]) -> list[int]:
     """Post-layer indices of vLLM's ids; -1 is the embeddings."""
     return [one - 1 for one in ids]
-
-
-def speculators_ids(aux_layers: Sequence[int]) -> list[int]:
-    """Ids of speculators' data (versions 0.3 and 0.4): outputs of layers, as here. The ids in its
-    drafters' configurations are vLLM's."""
-    return list(aux_layers)
 
 
 def sglang_layer_ids(aux_layers: Sequence[int], model_type: str) -> list[int]:

@@ -20,7 +20,7 @@ from eagle3.acceptance import PromptCounts, old_sglang_rate, summarise
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.parity import Norm
 from eagle3.replay import walk
-from eagle3.served_as import EMBEDDINGS, Convention, LayeredDocument, replayed
+from eagle3.served_as import EMBEDDINGS, LayeredDocument, ServedAs, replayed
 from eagle3.settings import Settings
 from eagle3.verifier_head import VerifierHead
 
@@ -43,10 +43,10 @@ class Mistake:
 
     name: str
     cause: str
-    convention: Convention
+    convention: ServedAs
 
 
-def mistakes(right: Convention, config: DrafterConfig, num_hidden_layers: int) -> list[Mistake]:
+def mistakes(right: ServedAs, config: DrafterConfig, num_hidden_layers: int) -> list[Mistake]:
     """The right convention first, then every mistake around it that drafter and verifier allow.
 
     Args:
@@ -123,7 +123,7 @@ def table(
     """
     dtype = getattr(torch, settings.dtype)
     rows = []
-    right = Convention(aux_layers=drafter.config.aux_layers)
+    right = ServedAs(aux_layers=drafter.config.aux_layers)
     for item in mistakes(right, drafter.config, head.config.num_hidden_layers):
         counts = replayed(drafter, layered, item.convention, settings.k, dtype=dtype)
         rows.append(_row(item.name, item.cause, "serving", counts, settings.k))

@@ -3,7 +3,7 @@
 A stored tensor is declared to be one thing (the output of layer 14, row t at token t; the last
 state after the last norm). Here it is held against what an engine computes for the same tokens: the
 output of every layer, before and after the last norm, at every row. What it comes nearest to is
-what it is. `eagle3.diagnosis` puts the differences into words.
+what it is. `eagle3.parity_faults` puts the differences into words.
 
 How near is near enough is measured. Noise is what the engine itself differs by when it computes a
 document a second time in other company, and at least what rounding the stored numbers once for each

@@ -70,16 +70,21 @@ def measured(
             )
 
 
+def every_output(token_ids: torch.Tensor, states: States, head: VerifierHead) -> torch.Tensor:
+    """Embeddings, then the outputs of the captured layers, [T, 1 + n, H], in the states' dtype."""
+    embedded_TH = head.embed[token_ids.long()].to(states.aux_TnH.dtype)
+    embedded_TH = embedded_TH * head.config.embed_scale
+    return torch.cat([embedded_TH[:, None], states.aux_TnH], dim=1)
+
+
 def _reference(
     document: Document, states: States, engine: StatesEngine, head: VerifierHead, norm: Norm
 ) -> Reference:
-    embedded_TH = head.embed[document.token_ids.long()].to(states.aux_TnH.dtype)
-    embedded_TH = embedded_TH * head.config.embed_scale
     pre_norm = engine.identity.final_hidden == "pre_norm"
     captured = states.aux_TnH.shape[1]
     return Reference(
         layers=(EMBEDDINGS, *reference_layers(head.config.num_hidden_layers)[:captured]),
-        outputs_TLH=torch.cat([embedded_TH[:, None], states.aux_TnH], dim=1),
+        outputs_TLH=every_output(document.token_ids, states, head),
         post_TH=norm(states.final_TH) if pre_norm else states.final_TH,
     )
 

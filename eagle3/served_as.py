@@ -24,17 +24,18 @@ from eagle3.errors import HarnessError
 from eagle3.extraction.base import StatesEngine
 from eagle3.extraction.run import plan_batches
 from eagle3.packing import pack
+from eagle3.parity import EMBEDDINGS
+from eagle3.reference import every_output
 from eagle3.replay import replay
 from eagle3.ttt import cast_weights, ttt_steps
 from eagle3.verifier_head import VerifierHead
 
-EMBEDDINGS = -1  # the input of layer 0, said as a post-layer index
 BATCH_TOKENS = 2048
 ROWS = 512  # whose drafts are looked at one by one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convention:
+class ServedAs:
     """How a drafter is served.
 
     Attributes:
@@ -52,7 +53,7 @@ class Convention:
     own_norm: Literal[0, 1, 2] = 1
     rope: bool = True
 
-    def switched(self, name: str, value: Any) -> Convention:
+    def switched(self, name: str, value: Any) -> ServedAs:
         """The same with another value of one of the drafter's settings."""
         others = tuple(item for item in self.switches if item[0] != name)
         return replace(self, switches=(*others, (name, value)))
@@ -105,15 +106,12 @@ def with_layers(
     for batch in plan_batches([len(document.token_ids) for document in documents], BATCH_TOKENS):
         states = engine.extract([documents[i].token_ids for i in batch])
         for i, one in zip(batch, states, strict=True):
-            embedded_TH = head.embed[documents[i].token_ids.long()] * head.config.embed_scale
-            outputs_TLH = torch.cat(
-                [embedded_TH[:, None].to(one.aux_TnH.dtype), one.aux_TnH], dim=1
-            )
+            outputs_TLH = every_output(documents[i].token_ids, one, head)
             made[i] = LayeredDocument(documents[i], outputs_TLH, one.final_TH)
     return [made[i] for i in range(len(documents))]
 
 
-def fed(layered: LayeredDocument, convention: Convention) -> Document:
+def fed(layered: LayeredDocument, convention: ServedAs) -> Document:
     """The document with the aux states that a convention feeds the drafter."""
     rows = torch.arange(len(layered.outputs_TLH)) + convention.shift
     rows = rows.clamp(0, len(layered.outputs_TLH) - 1)
@@ -121,7 +119,7 @@ def fed(layered: LayeredDocument, convention: Convention) -> Document:
     return replace(layered.document, aux=layered.outputs_TLH[rows][:, places])
 
 
-def computed(drafter: Drafter, convention: Convention) -> Drafter:
+def computed(drafter: Drafter, convention: ServedAs) -> Drafter:
     """The drafter as a convention computes it; the one given stays as it is."""
     made = copy.copy(drafter)
     made.config = drafter.config.model_copy(update=dict(convention.switches))
@@ -142,7 +140,7 @@ def computed(drafter: Drafter, convention: Convention) -> Drafter:
 def replayed(
     drafter: Drafter,
     layered: Sequence[LayeredDocument],
-    convention: Convention,
+    convention: ServedAs,
     k: int,
     *,
     dtype: torch.dtype,
@@ -172,7 +170,7 @@ class Drafts:
 def drafted(
     drafter: Drafter,
     layered: Sequence[LayeredDocument],
-    convention: Convention,
+    convention: ServedAs,
     *,
     dtype: torch.dtype,
 ) -> Drafts:

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from eagle3.contract import splits
-from eagle3.detective import Finding, investigate
+from eagle3.drafter_convention import Finding, investigate
 from eagle3.errors import HarnessError
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.reference import head_norm, reference_layers
-from eagle3.served_as import Convention, replayable, with_layers
+from eagle3.served_as import ServedAs, replayable, with_layers
 from eagle3.unknown_drafter import open_unknown
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_model import decoder_of, load_model
 from experiments.parity_command import head_of, trusted
 from stages.runner import set_logging
 
@@ -42,15 +41,9 @@ def run(
     some = replayable(found[name], documents, where=data_dir / name)
     kind = getattr(torch, dtype)
     opened, said = open_unknown(drafter, head, kind)
-    model = load_model(spec, kind, "cpu")
-    engine = TransformersEngine(
-        model,
-        decoder_of(model),
-        reference_layers(spec.num_hidden_layers),
-        logit_scale=spec.logit_scale,
-        logit_softcap=spec.logit_softcap,
-    )
-    claim = None if said is None else Convention(aux_layers=said)
+    layers = reference_layers(spec.num_hidden_layers)
+    engine = TransformersEngine.open(spec, layers, kind, "cpu")
+    claim = None if said is None else ServedAs(aux_layers=said)
     layered = with_layers(some, engine, head)
     result = investigate(opened, layered, head, head_norm(head), claim, k=k, dtype=kind)
     rows = sum(len(document.token_ids) for document in some)

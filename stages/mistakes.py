@@ -15,7 +15,6 @@ from eagle3.reference import head_norm, reference_layers
 from eagle3.served_as import replayable, with_layers
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
-from eagle3.verifier_model import decoder_of, load_model
 from eagle3.workspace import write_json
 from stages.runner import Stage, run_stage
 
@@ -38,13 +37,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     documents = replayable(states, settings.documents, where=args.states)
     dtype = getattr(torch, settings.dtype)
     drafter = load_drafter(args.checkpoint, head, dtype).eval().requires_grad_(False)
-    model = load_model(spec, dtype, stage.run.device)
-    engine = TransformersEngine(
-        model,
-        decoder_of(model),
-        reference_layers(spec.num_hidden_layers),
-        logit_scale=spec.logit_scale,
-        logit_softcap=spec.logit_softcap,
+    engine = TransformersEngine.open(
+        spec, reference_layers(spec.num_hidden_layers), dtype, stage.run.device
     )
     layered = with_layers(documents, engine, head)
     write_json(

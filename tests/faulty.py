@@ -18,7 +18,6 @@ from eagle3.parity import Norm
 from eagle3.reference import head_norm, reference_layers
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
-from eagle3.verifier_model import decoder_of, load_model
 from tests.tiny import make_tiny_verifier
 
 LAYERS = 8
@@ -41,9 +40,8 @@ class Lab:
         return head_norm(self.head)
 
     def engine(self, dtype: torch.dtype, layers: Sequence[int] | None = None) -> TransformersEngine:
-        model = load_model(self.spec, dtype, "cpu")
         wanted = reference_layers(LAYERS) if layers is None else layers
-        return TransformersEngine(model, decoder_of(model), wanted)
+        return TransformersEngine.open(self.spec, wanted, dtype, "cpu")
 
     def documents(
         self,

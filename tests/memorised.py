@@ -9,7 +9,7 @@ import torch
 from eagle3.dataset import Document
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.packing import pack
-from eagle3.served_as import Convention, LayeredDocument, computed, fed, with_layers
+from eagle3.served_as import LayeredDocument, ServedAs, computed, fed, with_layers
 from eagle3.ttt import cast_weights, ttt_steps
 from tests.faulty import AUX, Lab
 
@@ -59,7 +59,7 @@ def new_drafter(lab: Lab, **switches: bool) -> Drafter:
 def memorise(
     drafter: Drafter,
     layered: list[LayeredDocument],
-    convention: Convention,
+    convention: ServedAs,
     targets: list[torch.Tensor] | None = None,
     steps: int = 120,
 ) -> None:

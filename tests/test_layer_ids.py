@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,17 @@ import torch
 from eagle3.errors import HarnessError
 from eagle3.layer_ids import (
     from_sglang,
-    from_transformers,
     from_vllm,
     sglang_capture_ids,
     sglang_layer_ids,
-    speculators_ids,
-    transformers_ids,
     vllm_ids,
 )
 
 
 def test_the_ids_that_engines_want() -> None:
     smollm2, kimi = [1, 14, 26], [2, 30, 58]
-    assert transformers_ids(smollm2) == vllm_ids(smollm2) == [2, 15, 27]
+    assert vllm_ids(smollm2) == [2, 15, 27]
     assert vllm_ids(kimi) == [3, 31, 59]
-    assert speculators_ids(kimi) == kimi
     assert sglang_layer_ids(smollm2, "llama") == smollm2
     assert sglang_layer_ids(kimi, "kimi_k25") == [3, 31, 59]
 
@@ -34,7 +29,6 @@ def test_the_ids_that_engines_want() -> None:
 @pytest.mark.parametrize("layers", [[1, 14, 26], [2, 30, 58], [5]])
 def test_there_and_back(layers: list[int], model_type: str) -> None:
     assert from_vllm(vllm_ids(layers)) == layers
-    assert from_transformers(transformers_ids(layers)) == layers
     assert from_sglang(sglang_layer_ids(layers, model_type), model_type) == layers
     ids = sglang_capture_ids(layers, model_type, 61)
     assert from_sglang(ids, model_type) == layers
@@ -60,10 +54,7 @@ def test_what_sglang_cannot_be_told() -> None:
         sglang_capture_ids([1, 29], "llama", 30)
 
 
-@pytest.mark.parametrize("ids_of", [transformers_ids, vllm_ids])
-def test_ids_name_outputs_of_layers(
-    ids_of: Callable[[Sequence[int]], list[int]], tiny_verifier: Path
-) -> None:
+def test_ids_name_outputs_of_layers(tiny_verifier: Path) -> None:
     """What a hook on decoder layer k sees is `hidden_states` at the id that k is given."""
     from transformers import AutoModelForCausalLM
 
@@ -77,5 +68,5 @@ def test_ids_name_outputs_of_layers(
         )
     with torch.no_grad():
         states = model.model(torch.arange(5, 25)[None], output_hidden_states=True).hidden_states
-    for k, index in zip((0, 3), ids_of([0, 3]), strict=True):
+    for k, index in zip((0, 3), vllm_ids([0, 3]), strict=True):
         assert torch.equal(seen[k], states[index])

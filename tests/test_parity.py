@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from eagle3.dataset import Document
-from eagle3.diagnosis import Diagnosis, diagnose
 from eagle3.extraction.base import EngineIdentity
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared, Reading
+from eagle3.parity_faults import Diagnosis, diagnose
 from eagle3.reference import measured, reference_layers, spread
 from tests.faulty import AUX, LAYERS, Lab, make_lab
 

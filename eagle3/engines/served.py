@@ -5,11 +5,15 @@ Knows no engine. The loop over prompts and the comparison with local decoding ar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from eagle3.engines.server import Server, ask
+from eagle3.errors import HarnessError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +57,21 @@ class ServingEngine(Protocol):
         """Raises a HarnessError for what would fail, or go wrong silently, after a long start."""
 
     def serve(self, drafter: Path | None) -> AbstractContextManager[Decoder]: ...
+
+
+def ask_timed(server: Server, path: str, body: object) -> tuple[Any, float]:
+    """A server's reply, and the seconds from the request to all of it.
+
+    Raises:
+        HarnessError: the server ended (its last lines are shown), or refuses the request.
+    """
+    started = time.perf_counter()
+    try:
+        reply = ask(server.url, path, body)
+    except OSError as error:
+        raise HarnessError(
+            f"the {server.engine} server does not answer any more",
+            where=server.log or server.url,
+            got=f"{error}\n{server.last_lines()}",
+        ) from None
+    return reply, time.perf_counter() - started

@@ -8,14 +8,13 @@ token of the prompt's own pass.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.engines.served import Answer
-from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.served import Answer, ask_timed
+from eagle3.engines.server import Server, ServerSettings, given_server, running
 from eagle3.engines.sglang import (
     NAME,
     VERSION,
@@ -123,20 +122,8 @@ class SGLangDecoder:
             "max_new_tokens": max_tokens,
             "stop_token_ids": self._eos_ids,
         }
-        started = time.perf_counter()
-        try:
-            reply = ask(
-                self._server.url,
-                "/generate",
-                {"input_ids": list(prompt_ids), "sampling_params": sampling},
-            )
-        except OSError as error:
-            raise HarnessError(
-                "the SGLang server does not answer any more",
-                where=self._server.log or self._server.url,
-                got=f"{error}\n{self._server.last_lines()}",
-            ) from None
-        seconds = time.perf_counter() - started
+        body = {"input_ids": list(prompt_ids), "sampling_params": sampling}
+        reply, seconds = ask_timed(self._server, "/generate", body)
         return counted(reply, self._k, seconds=seconds, where=self._server.url)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.engines.served import Answer
+from eagle3.engines.served import Answer, ask_timed
 from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
 from eagle3.engines.vllm import (
     NAME,
@@ -139,16 +139,7 @@ class VllmDecoder:
             "return_token_ids": True,
             "add_special_tokens": False,
         }
-        started = time.perf_counter()
-        try:
-            reply = ask(self._server.url, "/v1/completions", body)
-        except OSError as error:
-            raise HarnessError(
-                "the vLLM server does not answer any more",
-                where=self._server.log or self._server.url,
-                got=f"{error}\n{self._server.last_lines()}",
-            ) from None
-        seconds = time.perf_counter() - started
+        reply, seconds = ask_timed(self._server, "/v1/completions", body)
         token_ids = [int(token) for token in reply["choices"][0]["token_ids"]]
         counted = self._count(len(token_ids))
         own = (reply.get("metrics") or {}).get("speculative_decoding")

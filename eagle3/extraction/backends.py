@@ -52,16 +52,8 @@ def open_engine(
             yield engine
         return
     from eagle3.extraction.transformers import TransformersEngine
-    from eagle3.verifier_model import decoder_of, load_model
 
-    model = load_model(spec, getattr(torch, settings.dtype), device)
-    yield TransformersEngine(
-        model,
-        decoder_of(model),
-        aux_layers,
-        logit_scale=spec.logit_scale,
-        logit_softcap=spec.logit_softcap,
-    )
+    yield TransformersEngine.open(spec, aux_layers, getattr(torch, settings.dtype), device)
 
 
 def batches_ahead(settings: ExtractSettings) -> int:

@@ -14,7 +14,6 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +21,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3.engines.pool import ServerPool
-from eagle3.engines.server import Server, ServerSettings, ask, given_server, start_server
+from eagle3.engines.server import Launch, Server, ServerSettings, ask
 from eagle3.engines.sglang import NAME, VERSION, server_info, sglang_python, states_launch
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import EngineIdentity, States
 from eagle3.extraction.logits import VerifierOutput
+from eagle3.extraction.serving import ServedStates, empty_folder, server_pool
 from eagle3.layer_ids import from_sglang, sglang_capture_ids
 from eagle3.verifier import VerifierSpec
 
@@ -48,8 +48,8 @@ class _Wanted:
     model_type: str
 
 
-class SGLangEngine:
-    """Extracts through a pool of servers; several threads may ask at once.
+class SGLangEngine(ServedStates):
+    """Extracts through SGLang's servers.
 
     Args:
         folder: where the servers' plugin leaves files.
@@ -67,27 +67,13 @@ class SGLangEngine:
         device: str,
         in_flight: int,
     ) -> None:
-        self.identity = EngineIdentity(engine=NAME, version=VERSION, final_hidden="post_norm")
-        self._pool, self._folder, self._wanted, self._output = pool, folder, wanted, output
+        identity = EngineIdentity(engine=NAME, version=VERSION, final_hidden="post_norm")
+        super().__init__(identity, pool, in_flight=in_flight)
+        self._folder, self._wanted, self._output = folder, wanted, output
         self._device = device
         # SGLang delivers ascending layers; ours may be in any order.
         ascending = sorted(wanted.aux_layers)
         self._columns = [ascending.index(layer) for layer in wanted.aux_layers]
-        self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix="sglang")
-
-    @property
-    def servers(self) -> list[Server]:
-        """The servers as they are now."""
-        return self._pool.servers
-
-    def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
-        """See `StatesEngine.extract`."""
-        return list(self._threads.map(self._one, batch))
-
-    def close(self) -> None:
-        """Gives up what is still asked."""
-        self._pool.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _one(self, tokens_T: torch.Tensor) -> States:
         tensors = self._pool.call(lambda server: self._ask(server, tokens_T))
@@ -197,52 +183,36 @@ def sglang_engine(
     ids = sglang_capture_ids(aux_layers, spec.model_type, spec.num_hidden_layers)
     wanted = _Wanted(list(aux_layers), spec.hidden_size, getattr(torch, dtype), spec.model_type)
     output = VerifierOutput.open(spec, wanted.dtype, device)
-    with contextlib.ExitStack() as stack:
-        restart = None
-        if settings.urls:
-            if settings.states is None:
-                raise HarnessError(
-                    "where servers leave states is not said", where="server.states",
-                    rule="the folder that their EAGLE3_STATES_DIR names, as seen from here",
-                )  # fmt: skip
-            folder = Path(settings.states)
-            servers = [given_server(NAME, url) for url in settings.urls]
-            for server in servers:
-                check_capture(server, spec, aux_layers)
-        else:
-            folder = work / "sglang-states"
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.iterdir():
-                leftover.unlink()
-            launch = states_launch(
-                sglang_python(settings, device), spec, ids, dtype=dtype, device=device,
-                batch_tokens=batch_tokens, longest=longest, folder=folder,
-                log=work / "sglang.log", arguments=settings.arguments,
+    folder = work / "sglang-states"
+    if settings.urls:
+        if settings.states is None:
+            raise HarnessError(
+                "where servers leave states is not said", where="server.states",
+                rule="the folder that their EAGLE3_STATES_DIR names, as seen from here",
             )  # fmt: skip
+        folder = Path(settings.states)
 
-            def restart(dead: Server) -> Server:
-                dead.stop()
-                return started(start_server(launch, seconds=settings.start_seconds))
-
-            def started(server: Server) -> Server:
-                stack.callback(server.stop)
-                return server
-
-            servers = [started(start_server(launch, seconds=settings.start_seconds))]
-        pool = ServerPool(
-            servers, in_flight=settings.in_flight, give_up_seconds=settings.give_up_seconds,
-            restart=restart,
+    def launch() -> Launch:
+        return states_launch(
+            sglang_python(settings, device), spec, ids, dtype=dtype, device=device,
+            batch_tokens=batch_tokens, longest=longest, folder=empty_folder(folder),
+            log=work / "sglang.log", arguments=settings.arguments,
         )  # fmt: skip
+
+    with server_pool(NAME, settings, launch) as pool:
+        if settings.urls:
+            for server in pool.servers:
+                check_capture(server, spec, aux_layers)
         engine = SGLangEngine(
             pool,
             folder,
             wanted,
             output,
             device=device,
-            in_flight=settings.in_flight * len(servers),
+            in_flight=settings.in_flight * len(pool.servers),
         )
-        stack.callback(engine.close)
-        yield engine
+        with contextlib.closing(engine):
+            yield engine
 
 
 def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int]) -> None:

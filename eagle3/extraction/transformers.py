@@ -16,6 +16,8 @@ from torch import nn
 
 from eagle3.extraction.base import EngineIdentity, States
 from eagle3.extraction.logits import LogitSummary
+from eagle3.verifier import VerifierSpec
+from eagle3.verifier_model import decoder_of, load_model
 
 
 class TransformersEngine:
@@ -57,6 +59,24 @@ class TransformersEngine:
         layers: Sequence[nn.Module] = decoder.layers  # type: ignore[assignment]
         for k in self._aux_layers:
             layers[k].register_forward_hook(self._keeper(k))
+
+    @classmethod
+    def open(
+        cls, spec: VerifierSpec, aux_layers: Sequence[int], dtype: torch.dtype, device: str
+    ) -> TransformersEngine:
+        """Loads a verifier to extract from.
+
+        Raises:
+            HarnessError: it cannot be loaded.
+        """
+        model = load_model(spec, dtype, device)
+        return cls(
+            model,
+            decoder_of(model),
+            aux_layers,
+            logit_scale=spec.logit_scale,
+            logit_softcap=spec.logit_softcap,
+        )
 
     def _keeper(self, k: int) -> Callable[..., None]:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -14,18 +14,18 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from eagle3.engines.pool import ServerPool
-from eagle3.engines.server import Server, ServerSettings, ask, given_server, start_server
+from eagle3.engines.server import Launch, Server, ServerSettings, ask
 from eagle3.engines.vllm import NAME, check_version, launch
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import EngineIdentity, States
 from eagle3.extraction.logits import VerifierOutput
+from eagle3.extraction.serving import ServedStates, empty_folder, server_pool
 from eagle3.layer_ids import vllm_ids
 from eagle3.reading import open_tensors
 from eagle3.verifier import VerifierSpec
@@ -39,8 +39,8 @@ def captured_ids(aux_layers: Sequence[int], num_hidden_layers: int) -> list[int]
     return sorted({*vllm_ids(aux_layers), num_hidden_layers})
 
 
-class VllmEngine:
-    """Extracts through a pool of servers; several threads may ask at once.
+class VllmEngine(ServedStates):
+    """Extracts through vLLM's servers.
 
     Args:
         pool: of servers with our connector and these layers.
@@ -64,29 +64,15 @@ class VllmEngine:
         in_flight: int,
     ) -> None:
         versions = {check_version(server) for server in pool.servers}
+        version = " ".join(sorted(versions))
+        identity = EngineIdentity(engine=NAME, version=version, final_hidden="pre_norm")
+        super().__init__(identity, pool, in_flight=in_flight)
         # Servers given by URL may offer the verifier under any name.
         self._model = ask(pool.servers[0].url, "/v1/models")["data"][0]["id"]
-        self.identity = EngineIdentity(
-            engine=NAME, version=" ".join(sorted(versions)), final_hidden="pre_norm"
-        )
-        self._pool, self._folder, self._dtype = pool, folder, dtype
+        self._folder, self._dtype = folder, dtype
         self._ids = captured_ids(aux_layers, spec.num_hidden_layers)
         self._columns = [self._ids.index(one) for one in vllm_ids(aux_layers)]
         self._output = VerifierOutput.open(spec, dtype, device)
-        self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix=NAME)
-
-    def extract(self, batch: Sequence[torch.Tensor]) -> list[States]:
-        """See `StatesEngine.extract`.
-
-        Raises:
-            HarnessError: no server answers, or states came back that are not those of the tokens.
-        """
-        return list(self._threads.map(self._one, batch))
-
-    def close(self) -> None:
-        """Gives up what is still asked."""
-        self._pool.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _one(self, tokens_T: torch.Tensor) -> States:
         states_TnH = self._pool.call(lambda server: self._ask(server, tokens_T))
@@ -194,47 +180,25 @@ def vllm_engine(
     Raises:
         HarnessError: vLLM is not installed, a server ends at start, or does not answer.
     """
-    with contextlib.ExitStack() as stack:
-        restart: Callable[[Server], Server] | None = None
-        if settings.urls:
-            servers = [given_server(NAME, url) for url in settings.urls]
-        else:
-            states = work / "vllm-states"
-            states.mkdir(parents=True, exist_ok=True)
-            for left in states.iterdir():  # of a killed run
-                left.unlink()
-            start = launch(
-                settings,
-                spec.source,
-                dtype=dtype,
-                log=work / "vllm.log",
-                arguments=extraction_arguments(
-                    captured_ids(aux_layers, spec.num_hidden_layers),
-                    states,
-                    max_length=longest + 1,  # vLLM cannot but generate one token
-                    batch_tokens=batch_tokens,
-                    in_flight=settings.in_flight,
-                ),
-                # A document may fill the verifier's context to the last position.
-                environ={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
-            )
 
-            def started() -> Server:
-                server = start_server(start, seconds=settings.start_seconds)
-                stack.callback(server.stop)
-                return server
-
-            def restart(dead: Server) -> Server:
-                dead.stop()
-                return started()
-
-            servers = [started()]
-        pool = ServerPool(
-            servers,
-            in_flight=settings.in_flight,
-            give_up_seconds=settings.give_up_seconds,
-            restart=restart,
+    def start() -> Launch:
+        return launch(
+            settings,
+            spec.source,
+            dtype=dtype,
+            log=work / "vllm.log",
+            arguments=extraction_arguments(
+                captured_ids(aux_layers, spec.num_hidden_layers),
+                empty_folder(work / "vllm-states"),
+                max_length=longest + 1,  # vLLM cannot but generate one token
+                batch_tokens=batch_tokens,
+                in_flight=settings.in_flight,
+            ),
+            # A document may fill the verifier's context to the last position.
+            environ={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
         )
+
+    with server_pool(NAME, settings, start) as pool:
         engine = VllmEngine(
             pool,
             spec,
@@ -242,10 +206,10 @@ def vllm_engine(
             dtype=getattr(torch, dtype),
             device=device,
             folder=Path(settings.states) if settings.urls and settings.states else None,
-            in_flight=settings.in_flight * len(servers),
+            in_flight=settings.in_flight * len(pool.servers),
         )
-        stack.callback(engine.close)
-        yield engine
+        with contextlib.closing(engine):
+            yield engine
 
 
 def extraction_arguments(

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from eagle3.dataset import Document, StatesDataset
-from eagle3.diagnosis import diagnose
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.extraction.backends import open_engine
 from eagle3.extraction.base import EngineIdentity, ExtractSettings, States
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared
+from eagle3.parity_faults import diagnose
 from eagle3.real_decoding import Prompt, exact_decoding, spread_prompts
 from eagle3.reference import head_norm, measured, reference_layers, spread
 from eagle3.served_decoding import decode_served, exact_logits, served_counts, serving_engine
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head
-from eagle3.verifier_model import decoder_of, load_model
+from eagle3.verifier_model import load_model
 from eagle3.workspace import write_json
 
 BACKENDS: dict[str, Literal["transformers", "sglang", "vllm"]] = {
@@ -120,10 +120,8 @@ def diagnoses(
     states: StatesDataset, spec: VerifierSpec, head: VerifierHead, documents: int, rows: int
 ) -> list[dict[str, Any]]:
     """What parity says to each fault put into stored states."""
-    model = load_model(spec, torch.bfloat16, "cpu")
-    engine = _Once(
-        TransformersEngine(model, decoder_of(model), reference_layers(spec.num_hidden_layers)), {}
-    )
+    every_layer = reference_layers(spec.num_hidden_layers)
+    engine = _Once(TransformersEngine.open(spec, every_layer, torch.bfloat16, "cpu"), {})
     stored = [_first(states[i], rows) for i in spread(len(states), documents)]
     every = [engine.extract([one.token_ids])[0].aux_TnH for one in stored]
     norm = head_norm(head)

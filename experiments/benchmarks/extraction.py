@@ -25,7 +25,7 @@ from eagle3.extraction.run import extract, plan_batches
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import Response, read_splits
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_model import decoder_of, load_model
+from eagle3.verifier_model import load_model
 from eagle3.workspace import write_atomically
 
 
@@ -71,11 +71,8 @@ def main() -> None:
     layers = choose_layers(None, spec.num_hidden_layers, where="extract")
     responses = read_splits(args.responses, vocab_size=spec.vocab_size)["train"][: args.documents]
     model = load_model(spec, torch.bfloat16, args.device)
-    hooked = load_model(spec, torch.bfloat16, args.device)  # hooks must not slow the bare pass
-    engine = TransformersEngine(
-        hooked, decoder_of(hooked), layers,
-        logit_scale=spec.logit_scale, logit_softcap=spec.logit_softcap,
-    )  # fmt: skip
+    # Another copy: hooks must not slow the bare pass.
+    engine = TransformersEngine.open(spec, layers, torch.bfloat16, args.device)
     meta = StatesMeta(
         verifier=spec.verifier, config_hash=spec.config_hash, engine="transformers",
         engine_version=engine.identity.version, aux_layers=layers, final_hidden="post_norm",

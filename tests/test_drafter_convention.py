@@ -14,8 +14,8 @@ import torch
 
 from eagle3.acceptance import old_sglang_rate, summarise
 from eagle3.checkpoint import save_drafter
-from eagle3.detective import Finding, investigate
 from eagle3.drafter import Drafter, rms_norm
+from eagle3.drafter_convention import Finding, investigate
 from eagle3.mistakes import (
     MistakesSettings,
     best_tokens,
@@ -24,12 +24,12 @@ from eagle3.mistakes import (
     table,
     target_states,
 )
-from eagle3.served_as import Convention, LayeredDocument, computed, drafted, fed
+from eagle3.served_as import LayeredDocument, ServedAs, computed, drafted, fed
 from tests.faulty import AUX, LAYERS, Lab, make_lab
 from tests.memorised import few_words, memorise, new_drafter
 from tests.test_contract import write
 
-SAID = Convention(aux_layers=AUX)
+SAID = ServedAs(aux_layers=AUX)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def right(lab: Lab, layered: list[LayeredDocument]) -> Drafter:
 
 
 def finding(
-    lab: Lab, layered: list[LayeredDocument], drafter: Drafter, said: Convention | None = SAID
+    lab: Lab, layered: list[LayeredDocument], drafter: Drafter, said: ServedAs | None = SAID
 ) -> Finding:
     drafter.requires_grad_(False)
     return investigate(drafter, layered, lab.head, lab.norm, said, k=3, dtype=torch.float32)
@@ -59,7 +59,7 @@ def finding(
 def test_fed_states(layered: list[LayeredDocument]) -> None:
     item = layered[0]
     assert torch.equal(fed(item, SAID).aux, item.outputs_TLH[:, [2, 4, 6]])  # embeddings first
-    assert torch.equal(fed(item, Convention(aux_layers=(-1, 0))).aux, item.outputs_TLH[:, [0, 1]])
+    assert torch.equal(fed(item, ServedAs(aux_layers=(-1, 0))).aux, item.outputs_TLH[:, [0, 1]])
     later = fed(item, replace(SAID, shift=1)).aux
     assert torch.equal(later[:-1], fed(item, SAID).aux[1:])
     assert torch.equal(later[-1], later[-2])
@@ -134,7 +134,7 @@ def test_draft_losses_by_hand(layered: list[LayeredDocument], right: Drafter) ->
 
 
 def test_mistakes_fit_the_verifier(right: Drafter) -> None:
-    edge = Convention(aux_layers=(-1, 3, LAYERS - 1))
+    edge = ServedAs(aux_layers=(-1, 3, LAYERS - 1))
     names = [item.name for item in mistakes(edge, right.config, LAYERS)]
     assert "every layer + 1" not in names and "every layer - 1" not in names
     assert "layers in reversed order" in names
@@ -143,18 +143,18 @@ def test_mistakes_fit_the_verifier(right: Drafter) -> None:
 @pytest.mark.parametrize(
     "truth",
     [
-        Convention(aux_layers=(2, 4, 6)),
-        Convention(aux_layers=(0, 2, 4)),
-        Convention(aux_layers=(5, 3, 1)),
-        Convention(aux_layers=(1, 4, 7)),
-        Convention(aux_layers=AUX, shift=-1),
-        Convention(aux_layers=AUX, shift=1),
-        Convention(aux_layers=AUX).switched("norm_before_residual", True),
+        ServedAs(aux_layers=(2, 4, 6)),
+        ServedAs(aux_layers=(0, 2, 4)),
+        ServedAs(aux_layers=(5, 3, 1)),
+        ServedAs(aux_layers=(1, 4, 7)),
+        ServedAs(aux_layers=AUX, shift=-1),
+        ServedAs(aux_layers=AUX, shift=1),
+        ServedAs(aux_layers=AUX).switched("norm_before_residual", True),
     ],
     ids=["layer+1", "layer-1", "reversed", "others", "shift", "peeking", "residual"],
 )
 def test_wrong_conventions_are_named(
-    lab: Lab, layered: list[LayeredDocument], truth: Convention
+    lab: Lab, layered: list[LayeredDocument], truth: ServedAs
 ) -> None:
     drafter = new_drafter(lab)
     memorise(drafter, layered, truth)
@@ -204,7 +204,7 @@ def test_command(
     lab: Lab, layered: list[LayeredDocument], tmp_path: Path, project_root: Path
 ) -> None:
     drafter = new_drafter(lab)
-    truth = Convention(aux_layers=(2, 4, 6))
+    truth = ServedAs(aux_layers=(2, 4, 6))
     memorise(drafter, layered, truth)
     save_drafter(tmp_path / "drafter", drafter, lab.head.config, torch.float32)
     stored = [

@@ -24,7 +24,7 @@ from eagle3.drafter import Drafter
 from eagle3.extraction.base import default_layers
 from eagle3.mistakes import best_tokens, mistakes, target_states
 from eagle3.parity import Norm
-from eagle3.served_as import EMBEDDINGS, Convention, LayeredDocument, drafted, replayed
+from eagle3.served_as import EMBEDDINGS, LayeredDocument, ServedAs, drafted, replayed
 from eagle3.verifier_head import VerifierHead
 
 SURE = 4.0  # standard errors by which one reading has to be better in more rows than another
@@ -39,7 +39,7 @@ class ReadingScore:
     """One reading: τ, what older SGLang would print, and what drafts cost in nats."""
 
     name: str
-    convention: Convention
+    convention: ServedAs
     tau: float
     old_sglang_rate: float
     loss: float
@@ -60,8 +60,8 @@ class Finding:
         words: the verdict, sentence by sentence.
     """
 
-    said: Convention | None
-    found: Convention
+    said: ServedAs | None
+    found: ServedAs
     scores: list[ReadingScore]
     unsure: list[str]
     targets: dict[str, float]
@@ -75,18 +75,18 @@ class _Search:
         self, drafter: Drafter, layered: Sequence[LayeredDocument], dtype: torch.dtype
     ) -> None:
         self._drafter, self._layered, self._dtype = drafter, layered, dtype
-        self._known: dict[Convention, Tensor] = {}
+        self._known: dict[ServedAs, Tensor] = {}
 
-    def losses_R(self, convention: Convention) -> Tensor:
+    def losses_R(self, convention: ServedAs) -> Tensor:
         if convention not in self._known:
             drafts = drafted(self._drafter, self._layered, convention, dtype=self._dtype)
             self._known[convention] = drafts.loss_R
         return self._known[convention]
 
-    def loss(self, convention: Convention) -> float:
+    def loss(self, convention: ServedAs) -> float:
         return float(self.losses_R(convention).mean())
 
-    def gain(self, better: Convention, worse: Convention) -> float:
+    def gain(self, better: ServedAs, worse: ServedAs) -> float:
         """Rows in which `better` costs less, over those in which it costs more, in standard errors.
 
         Signs, not means: a few rows that cost a fortune would hide what all others say.
@@ -100,7 +100,7 @@ def investigate(
     layered: Sequence[LayeredDocument],
     head: VerifierHead,
     norm: Norm,
-    said: Convention | None,
+    said: ServedAs | None,
     *,
     k: int,
     dtype: torch.dtype,
@@ -130,7 +130,7 @@ def investigate(
     if said is not None:
         best = _as_said_where_it_does_not_matter(best, said, search)
 
-    def tau(convention: Convention) -> float:
+    def tau(convention: ServedAs) -> float:
         return summarise(replayed(drafter, layered, convention, k, dtype=dtype))["tau"]
 
     best = _ahead(best, search, tau)
@@ -160,7 +160,7 @@ def investigate(
     )
 
 
-def _starts(said: Convention | None, count: int, layers: int) -> list[Convention]:
+def _starts(said: ServedAs | None, count: int, layers: int) -> list[ServedAs]:
     """Common choices of layers, as said, one up and one down, in every order."""
     sets = {said.aux_layers} if said is not None else set()
     if count == 3:
@@ -169,14 +169,14 @@ def _starts(said: Convention | None, count: int, layers: int) -> list[Convention
         sets.add(tuple(round((i + 1) * (layers - 2) / (count + 1)) for i in range(count)))
     sets |= {tuple(layer + step for layer in some) for some in sets for step in (-1, 1)}
     usable = [s for s in sorted(sets) if all(EMBEDDINGS <= layer < layers for layer in s)]
-    base = said or Convention(aux_layers=usable[0])
+    base = said or ServedAs(aux_layers=usable[0])
     orders = [
         order for some in usable for order in (permutations(some) if count <= ORDERS else [some])
     ]
     return [replace(base, aux_layers=tuple(order)) for order in orders]
 
 
-def _variants(best: Convention, drafter: Drafter) -> list[list[Convention]]:
+def _variants(best: ServedAs, drafter: Drafter) -> list[list[ServedAs]]:
     """What else than layers could differ, thing by thing."""
     config = drafter.config.model_copy(update=dict(best.switches))
     return [
@@ -187,7 +187,7 @@ def _variants(best: Convention, drafter: Drafter) -> list[list[Convention]]:
     ]
 
 
-def _layer_changes(best: Convention, layers: int, reach: int) -> list[list[Convention]]:
+def _layer_changes(best: ServedAs, layers: int, reach: int) -> list[list[ServedAs]]:
     """Other layers in each slot, up to `reach` away, and other orders."""
     changes = []
     for slot, own in enumerate(best.aux_layers):
@@ -199,7 +199,7 @@ def _layer_changes(best: Convention, layers: int, reach: int) -> list[list[Conve
     return [some for some in changes if some]
 
 
-def _ahead(best: Convention, search: _Search, tau: Callable[[Convention], float]) -> Convention:
+def _ahead(best: ServedAs, search: _Search, tau: Callable[[ServedAs], float]) -> ServedAs:
     """The same fed the states of a later token, where that is what it was trained on.
 
     Such a state knows the token that is to be drafted: any drafter may gain from it, whatever it
@@ -212,9 +212,7 @@ def _ahead(best: Convention, search: _Search, tau: Callable[[Convention], float]
     return best
 
 
-def _as_said_where_it_does_not_matter(
-    best: Convention, said: Convention, search: _Search
-) -> Convention:
+def _as_said_where_it_does_not_matter(best: ServedAs, said: ServedAs, search: _Search) -> ServedAs:
     """A layer that drafts hardly depend on is taken to be the one that the config names."""
     for slot, layer in enumerate(said.aux_layers):
         other = _with_layer(best, slot, layer)
@@ -223,7 +221,7 @@ def _as_said_where_it_does_not_matter(
     return said if search.gain(best, said) <= SURE else best
 
 
-def _with_layer(convention: Convention, slot: int, layer: int) -> Convention:
+def _with_layer(convention: ServedAs, slot: int, layer: int) -> ServedAs:
     layers = list(convention.aux_layers)
     layers[slot] = max(layer, EMBEDDINGS)
     return replace(convention, aux_layers=tuple(layers))
@@ -232,7 +230,7 @@ def _with_layer(convention: Convention, slot: int, layer: int) -> Convention:
 def _targets(
     drafter: Drafter,
     layered: Sequence[LayeredDocument],
-    best: Convention,
+    best: ServedAs,
     head: VerifierHead,
     norm: Norm,
     dtype: torch.dtype,
@@ -249,8 +247,8 @@ def _targets(
 
 
 def _words(
-    said: Convention | None,
-    best: Convention,
+    said: ServedAs | None,
+    best: ServedAs,
     scores: Sequence[ReadingScore],
     unsure: Sequence[str],
     targets: dict[str, float],
@@ -284,7 +282,7 @@ def _words(
     return lines
 
 
-def describe(convention: Convention, drafter: Drafter) -> str:
+def describe(convention: ServedAs, drafter: Drafter) -> str:
     """A convention in words."""
     names = ["embeddings" if layer == EMBEDDINGS else str(layer) for layer in convention.aux_layers]
     parts = [f"outputs of layers {', '.join(names)}"]
