@@ -1,8 +1,9 @@
-"""Hidden states of a verifier on disk: one folder of large shards, written once, memory-mapped.
+"""Hidden states of a verifier on disk: one folder of large shards, read memory-mapped.
 
 A folder holds `meta.json` (what the states are), `index.jsonl` (one line a shard: file, checksum
 and its documents) and `shard-00000.safetensors` and so on. Rows are unshifted: row t belongs to
-token t. Knows nothing of what made the states, nor of how training pairs rows with targets.
+token t; `eagle3.shard_writer` writes them. Knows nothing of what made the states, nor of how
+training pairs rows with targets.
 
 Shape suffixes: N rows of a shard, T rows of a document, n aux layers, H hidden size, D documents.
 """
@@ -10,7 +11,6 @@ Shape suffixes: N rows of a shard, T rows of a document, n aux layers, H hidden 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +22,8 @@ from pydantic import Field
 from eagle3.errors import HarnessError
 from eagle3.reading import read_object
 from eagle3.settings import Settings, read_settings
-from eagle3.shardfile import read_tensors, write_tensors
-from eagle3.workspace import digest_file, write_json
-
-_DRAFT = "writing.json"  # what an unfinished folder is going to be
+from eagle3.shardfile import read_tensors
+from eagle3.workspace import digest_file
 
 
 class StatesMeta(Settings):
@@ -92,133 +90,8 @@ class VerifierIdentity(Protocol):
 
 
 # Wide elements first, so that every tensor starts at a multiple of its element size.
-_ROWS = ("verifier_lse", "verifier_top1", "token_ids", "aux", "final", "loss_mask")
-assert set(_ROWS) == {field.name for field in fields(Document)} - {"id", "source"}
-
-
-class ShardWriter:
-    """Writes documents into shards. Killed at any moment, a new writer goes on where it was.
-
-    A shard is written under another name, flushed to disk and renamed, and only then listed in
-    `index.jsonl`: what the index lists is complete. With the same documents added in the same order
-    (those in `done` left out), the folder ends up with the same bytes as without an interruption.
-    `meta.json` appears last.
-
-    Args:
-        folder: made if missing; leftovers of a killed writer in it are taken up or deleted.
-        meta: counts left at 0.
-        shard_bytes: a shard is closed when its documents reach this size. Its documents are held in
-            memory until then.
-
-    Raises:
-        HarnessError: the folder holds states of another meta.
-    """
-
-    def __init__(self, folder: Path, meta: StatesMeta, shard_bytes: int = 2 << 30) -> None:
-        self._folder = folder
-        self._meta = meta
-        self._shard_bytes = shard_bytes
-        self._pending: list[Document] = []
-        self._pending_bytes = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = meta.model_dump(mode="json")
-        draft = folder / _DRAFT
-        if draft.exists():
-            found = json.loads(draft.read_text())
-            if found != wanted:
-                differing = sorted(key for key in wanted if found.get(key) != wanted[key])
-                raise HarnessError(
-                    "an unfinished folder holds states of another kind",
-                    where=folder,
-                    rule="states of one folder have one origin",
-                    got=f"differs in {', '.join(differing)}",
-                    fix="delete the folder",
-                )
-        else:
-            write_json(draft, wanted)
-        self._shards = self._recover()
-
-    @property
-    def done(self) -> set[str]:
-        """Ids of documents in finished shards."""
-        return {item["id"] for shard in self._shards for item in shard["documents"]}
-
-    def add(self, document: Document) -> None:
-        """Takes a document; writes a shard when enough have come together.
-
-        Raises:
-            HarnessError: names the sample whose tensors disagree in length, shape or dtype with the
-                meta, or hold a NaN or infinity.
-        """
-        _check(document, self._meta)
-        self._pending.append(document)
-        self._pending_bytes += sum(getattr(document, name).nbytes for name in _ROWS)
-        if self._pending_bytes >= self._shard_bytes:
-            self._flush()
-
-    def finish(self) -> StatesMeta:
-        """Writes what is left and `meta.json`: the folder is complete. Returns the filled meta."""
-        self._flush()
-        if not self._shards:
-            raise HarnessError("no document to write", where=self._folder)
-        meta = self._meta.model_copy(
-            update={
-                "rows": sum(shard["rows"] for shard in self._shards),
-                "documents": sum(len(shard["documents"]) for shard in self._shards),
-                "supervised": sum(shard["supervised"] for shard in self._shards),
-            }
-        )
-        write_json(self._folder / "meta.json", meta.model_dump(mode="json"))
-        (self._folder / _DRAFT).unlink(missing_ok=True)
-        return meta
-
-    def _recover(self) -> list[dict[str, Any]]:
-        """Shards that are safely on disk. What else lies about goes, torn index lines too."""
-        index = self._folder / "index.jsonl"
-        kept: list[dict[str, Any]] = []
-        for line in index.read_bytes().splitlines(keepends=True) if index.exists() else []:
-            if not line.endswith(b"\n"):
-                break
-            shard = json.loads(line)
-            file = self._folder / shard["file"]
-            if not file.exists() or file.stat().st_size != shard["bytes"]:
-                break
-            kept.append(shard)
-        with index.open("wb") as file:
-            file.writelines(_line(shard) for shard in kept)
-            os.fsync(file.fileno())
-        known = {shard["file"] for shard in kept}
-        for path in self._folder.glob("shard-*"):
-            if path.name not in known:
-                path.unlink()
-        return kept
-
-    def _flush(self) -> None:
-        documents, self._pending, self._pending_bytes = self._pending, [], 0
-        if not documents:
-            return
-        lengths = [len(document.token_ids) for document in documents]
-        offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        name = f"shard-{len(self._shards):05d}.safetensors"
-        parts: dict[str, Sequence[torch.Tensor]] = {"document": [offsets]}
-        parts |= {row: [getattr(document, row) for document in documents] for row in _ROWS}
-        sha256, size = write_tensors(self._folder / name, parts)
-        shard = {
-            "file": name,
-            "sha256": sha256,
-            "bytes": size,
-            "rows": sum(lengths),
-            "supervised": sum(int(document.loss_mask.sum()) for document in documents),
-            "documents": [
-                {"id": document.id, "source": document.source, "length": length}
-                for document, length in zip(documents, lengths, strict=True)
-            ],
-        }
-        with (self._folder / "index.jsonl").open("ab") as file:
-            file.write(_line(shard))
-            file.flush()
-            os.fsync(file.fileno())
-        self._shards.append(shard)
+ROWS = ("verifier_lse", "verifier_top1", "token_ids", "aux", "final", "loss_mask")
+assert set(ROWS) == {field.name for field in fields(Document)} - {"id", "source"}
 
 
 class StatesDataset(Sequence[Document]):
@@ -317,7 +190,7 @@ class StatesDataset(Sequence[Document]):
         if number not in self._open:
             self._open[number] = read_tensors(self.folder / self._shards[number]["file"])
         tensors = self._open[number]
-        rows = {name: tensors[name][start:end] for name in _ROWS}
+        rows = {name: tensors[name][start:end] for name in ROWS}
         return Document(id=self.ids[index], source=self.sources[index], **rows)
 
     def __iter__(self) -> Iterator[Document]:
@@ -326,33 +199,3 @@ class StatesDataset(Sequence[Document]):
     def __getstate__(self) -> dict[str, Any]:
         # A loader process maps the shards itself; pickled tensors would travel as copies.
         return {**self.__dict__, "_open": {}}
-
-
-def _line(shard: dict[str, Any]) -> bytes:
-    return json.dumps(shard).encode() + b"\n"
-
-
-def _check(document: Document, meta: StatesMeta) -> None:
-    rows, states = len(document.token_ids), getattr(torch, meta.dtype)
-    wide = (rows, len(meta.aux_layers), meta.hidden_size)
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        "token_ids": ((rows,), torch.int32),
-        "loss_mask": ((rows,), torch.uint8),
-        "aux": (wide, states),
-        "final": ((rows, meta.hidden_size), states),
-        "verifier_top1": ((rows,), torch.int32),
-        "verifier_lse": ((rows,), torch.float32),
-    }
-    for name, (shape, dtype) in expected.items():
-        tensor: torch.Tensor = getattr(document, name)
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            raise HarnessError(
-                f"{name} does not fit the sample's tokens", where=f"sample {document.id}",
-                rule=f"{dtype} {list(shape)}", got=f"{tensor.dtype} {list(tensor.shape)}",
-                fix="the engine dropped or added rows: a prefix cache or chunked prefill",
-            )  # fmt: skip
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise HarnessError(
-                f"{name} holds a NaN or infinity", where=f"sample {document.id}",
-                fix="extract in a wider dtype, or leave the sample out",
-            )  # fmt: skip

@@ -12,10 +12,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle3.conventions import Conventions
-from eagle3.dataset import ShardWriter
 from eagle3.errors import HarnessError
 from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import open_foreign
+from eagle3.shard_writer import ShardWriter
 from eagle3.workspace import publish, work_folder
 from experiments.cli import project_root
 from experiments.output_folder import check_output

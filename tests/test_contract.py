@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from eagle3.contract import ParitySettings, check_splits, open_engine, splits
-from eagle3.dataset import Document, ShardWriter, StatesMeta
+from eagle3.dataset import Document, StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
+from eagle3.shard_writer import ShardWriter
 from stages.params import dump_yaml
 from tests.faulty import AUX, Lab, make_lab
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import eagle3.dataset
-from eagle3.dataset import Document, ShardWriter, StatesDataset, StatesMeta
+from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.errors import HarnessError
+from eagle3.shard_writer import ShardWriter
 
 HIDDEN = 8
 META = StatesMeta(

@@ -16,7 +16,7 @@ from eagle3.acceptance import (
     write_counts,
 )
 from eagle3.checkpoint import save_drafter
-from eagle3.dataset import Document, ShardWriter, StatesDataset, StatesMeta
+from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.decode import Decoded, plain_decode
 from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import Drafter, DrafterConfig
@@ -25,6 +25,7 @@ from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check
 from eagle3.exactness import first_difference
 from eagle3.real_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
 from eagle3.replay import replay
+from eagle3.shard_writer import ShardWriter
 from eagle3.timing import Run, measure
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head

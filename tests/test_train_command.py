@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from eagle3.dataset import Document, ShardWriter, StatesMeta
+from eagle3.dataset import Document, StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.formats.vocab_arrays import read_arrays
+from eagle3.shard_writer import ShardWriter
 from eagle3.verifier import VerifierSpec
 from experiments import train_command
 from experiments.training_data import input_digests

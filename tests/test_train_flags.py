@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3.dataset import ShardWriter, StatesMeta
+from eagle3.dataset import StatesMeta
+from eagle3.shard_writer import ShardWriter
 from experiments.train_command import run
 from stages.params import dump_yaml, read_yaml
 from tests.test_checkpoint import make_head

@@ -14,10 +14,11 @@ from time import perf_counter
 
 from tqdm import tqdm
 
-from eagle3.dataset import Document, ShardWriter, StatesMeta
+from eagle3.dataset import Document, StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import ExtractSettings, States, StatesEngine
 from eagle3.responses import Response
+from eagle3.shard_writer import ShardWriter
 
 
 @dataclass(frozen=True, kw_only=True)
