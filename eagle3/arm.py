@@ -96,7 +96,7 @@ class ArmData:
         post_norm = self.meta.final_hidden == "post_norm"
         target = TargetHead(
             rows_DG=head_rows(self.head, self.vocabulary).float(),
-            norm_G=None if post_norm else self.head.norm.float() + config.norm_offset,
+            norm_G=None if post_norm else self.head.norm_weight,
             eps=config.rms_norm_eps,
             softcap=config.logit_softcap,
         )

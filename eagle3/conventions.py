@@ -22,7 +22,7 @@ from torch import Tensor
 from eagle3.drafter import rms_norm
 from eagle3.errors import HarnessError
 from eagle3.formats.foreign_states import ForeignFolder, RawSample
-from eagle3.logits import finish_logits
+from eagle3.logits import head_logits
 from eagle3.settings import Settings
 from eagle3.verifier_head import VerifierHead
 
@@ -214,18 +214,14 @@ def norm_evidence(
     final_NH, ids_N3 = torch.cat(finals).float(), torch.cat(nexts)
     if not len(ids_N3):
         raise HarnessError("no supervised token in the first samples", rule="a loss mask with ones")
-    weight_H = head.norm.float() + head.config.norm_offset
+    weight_H = head.norm_weight
     readings: dict[NormState, Tensor] = {
         "pre_norm": rms_norm(final_NH, weight_H, head.config.rms_norm_eps),
         "post_norm": final_NH,
     }
     losses: dict[NormState, list[float]] = {}
     for name, states_NH in readings.items():
-        logits_NV = finish_logits(
-            (states_NH.to(head.lm_head.dtype) @ head.lm_head.T).float(),
-            scale=head.config.logit_scale,
-            softcap=head.config.logit_softcap,
-        )
+        logits_NV = head_logits(states_NH, head)
         losses[name] = [
             torch.nn.functional.cross_entropy(logits_NV, ids_N3[:, at]).item() for at in range(3)
         ]

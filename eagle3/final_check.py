@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle3.dataset import Document
-from eagle3.logits import finish_logits
+from eagle3.logits import head_logits
 from eagle3.parity import Norm
 from eagle3.verifier_head import VerifierHead
 
@@ -92,7 +92,7 @@ def check_final(
     for start in range(0, len(final_NH), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
         for q in NORMS:
-            logits_NV = _logits(_post_norm(final_NH[chunk].float(), q, norm), head)
+            logits_NV = head_logits(_post_norm(final_NH[chunk].float(), q, norm), head)
             sums_N = logits_NV.logsumexp(-1)
             best_N = logits_NV.max(-1).indices
             hits_QFN[q, :, chunk] = (best_N == targets_FN[:, chunk]).float()
@@ -149,14 +149,6 @@ def _post_norm(stored_NH: Tensor, norms: int, norm: Norm) -> Tensor:
     weight_H = norm.weight_H.float()
     safe_H = torch.where(weight_H.abs() > 1e-3, weight_H, torch.full_like(weight_H, torch.inf))
     return norm(stored_NH / safe_H.square())
-
-
-def _logits(post_NH: Tensor, head: VerifierHead) -> Tensor:
-    return finish_logits(
-        (post_NH.to(head.lm_head.dtype) @ head.lm_head.T).float(),
-        scale=head.config.logit_scale,
-        softcap=head.config.logit_softcap,
-    )
 
 
 def _faults(norms: int, own: int, shift: int, right: Sequence[float]) -> list[str]:

@@ -45,7 +45,7 @@ class ForeignStates(Sequence[Document]):
         self._config = head.config
         self._norm_H: Tensor | None = None
         if settled.final_hidden == "pre_norm":
-            self._norm_H = (head.norm.float() + head.config.norm_offset).to(device)
+            self._norm_H = head.norm_weight.to(device)
         self._rows_VH = head.lm_head.to(device)
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
         self.ids = folder.names

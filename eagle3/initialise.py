@@ -98,7 +98,7 @@ def new_drafter(
         size = config.hidden_size
         drafter.fc.weight.data.zero_()
         drafter.fc.weight.data[:, -config.target_hidden_size :] = torch.eye(size)
-    drafter.norm.weight.data.copy_(head.norm.float() + verifier.norm_offset)
+    drafter.norm.weight.data.copy_(head.norm_weight)
     if settings.head != "random":
         drafter.lm_head.weight.data.copy_(head_rows(head, vocabulary))
     _set_vocabulary(drafter, vocabulary)

@@ -1,13 +1,20 @@
-"""What a verifier does to its logits after the output matrix: scaling and soft-capping.
+"""From states to a verifier's logits: its output matrix, then scaling and soft-capping.
 
-The one place that says so; generation, extraction, targets and the reading of other people's data
-all call it.
+The one place that says the latter; generation, extraction, targets and the reading of other
+people's data all call it.
+
+Legend: N rows, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from eagle3.verifier_head import VerifierHead
 
 
 def finish_logits(logits: Tensor, *, scale: float = 1.0, softcap: float | None = None) -> Tensor:
@@ -26,3 +33,12 @@ def finish_logits(logits: Tensor, *, scale: float = 1.0, softcap: float | None =
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits
+
+
+def head_logits(post_NH: Tensor, head: VerifierHead) -> Tensor:
+    """The verifier's logits of states after its last norm, f32[N, V]."""
+    return finish_logits(
+        (post_NH.to(head.lm_head.dtype) @ head.lm_head.T).float(),
+        scale=head.config.logit_scale,
+        softcap=head.config.logit_softcap,
+    )

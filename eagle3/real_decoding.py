@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from eagle3.acceptance import acceptance_length
@@ -192,7 +192,7 @@ def exact_decoding(
     pack_linears(model)
     verifier = CachedVerifier(model, drafter.config.aux_layers)
     decoded, ties = [], []
-    logits_after = functools.partial(fp64_logits, once(lambda: subject.model(torch.float64)))
+    logits_after = exact_logits(subject)
     for item in tqdm(prompts, desc="exactness", unit="prompt"):
         got = speculative_decode(
             verifier,
@@ -209,15 +209,15 @@ def exact_decoding(
     return Exactness(decoded, ties)
 
 
-def fp64_logits(model: Callable[[], Any], token_ids: Sequence[int]) -> Tensor:
-    """The verifier's logits after the given tokens, f64[V]."""
-    loaded = model()
-    with torch.inference_mode():
-        ids = torch.tensor([token_ids], device=loaded.device)
-        logits: Tensor = loaded(ids, logits_to_keep=1, use_cache=False).logits[0, -1]
-    return logits
+def exact_logits(subject: Subject) -> Callable[[Sequence[int]], Tensor]:
+    """The verifier's logits f64[V] after some tokens; it is loaded when they are first asked."""
+    load = functools.lru_cache(maxsize=1)(lambda: subject.model(torch.float64))
 
+    def logits_after(token_ids: Sequence[int]) -> Tensor:
+        model: Any = load()
+        with torch.inference_mode():
+            ids = torch.tensor([token_ids], device=model.device)
+            logits: Tensor = model(ids, logits_to_keep=1, use_cache=False).logits[0, -1]
+        return logits
 
-def once(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same, made at the first call and kept."""
-    return functools.lru_cache(maxsize=1)(make)
+    return logits_after

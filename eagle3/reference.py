@@ -29,8 +29,7 @@ def reference_layers(num_hidden_layers: int, *, last: bool = True) -> list[int]:
 
 def head_norm(head: VerifierHead) -> Norm:
     """The verifier's last norm."""
-    weight = head.norm.float() + head.config.norm_offset
-    return Norm(weight_H=weight, eps=head.config.rms_norm_eps)
+    return Norm(weight_H=head.norm_weight, eps=head.config.rms_norm_eps)
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -6,7 +6,6 @@ then with the drafter. Knows no stages.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from eagle3.decode import Decoded
 from eagle3.engines.served import Answer, ServingEngine
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.real_decoding import Prompt, fp64_logits, once
+from eagle3.real_decoding import Prompt
 
 WARM_UP_TOKENS = 8
 
@@ -212,8 +211,3 @@ def served_speed(served: ServedDecoding) -> dict[str, Any]:
         "speculative_tokens_per_s": speeds[1],
         "speedup": speeds[1] / speeds[0],
     }
-
-
-def exact_logits(subject: Subject) -> Callable[[Sequence[int]], Tensor]:
-    """The verifier's logits after some tokens in fp64; it is loaded when they are first asked."""
-    return functools.partial(fp64_logits, once(lambda: subject.model(torch.float64)))

@@ -82,6 +82,25 @@ class TrainSettings(Settings):
     keep_last: int = Field(2, ge=1)
     parallel: Parallel = "ddp"
 
+    def plan(
+        self,
+        lengths: Sequence[int],
+        seed: int,
+        *,
+        tokens: int | None = None,
+        epochs: int | None = None,
+    ) -> list[PlannedStep]:
+        """All steps of a run on documents of these lengths. See `plan_steps`."""
+        return plan_steps(
+            lengths,
+            batch_tokens=self.batch_tokens,
+            max_length=self.max_length,
+            accumulate=self.accumulate,
+            seed=seed,
+            tokens=tokens,
+            epochs=epochs,
+        )
+
 
 @dataclass(frozen=True)
 class TrainData:
@@ -160,15 +179,7 @@ def train(
             rule="a dev split, or null",
             got=settings.patience,
         )
-    plan = plan_steps(
-        data.lengths,
-        batch_tokens=settings.batch_tokens,
-        max_length=settings.max_length,
-        accumulate=settings.accumulate,
-        seed=seed,
-        tokens=tokens,
-        epochs=epochs,
-    )
+    plan = settings.plan(data.lengths, seed, tokens=tokens, epochs=epochs)
     if not plan:
         raise HarnessError("nothing to train on", rule="at least one document", got=0)
     drafter.to(device)

@@ -37,6 +37,11 @@ class VerifierHead:
     lm_head: Tensor
     layer: dict[str, Tensor] | None
 
+    @property
+    def norm_weight(self) -> Tensor:
+        """What the last norm multiplies with: the family's offset added, f32[H]."""
+        return self.norm.float() + self.config.norm_offset
+
 
 def write_head(spec: VerifierSpec, path: Path) -> None:
     """Writes embed, norm, lm_head and the last Llama-like layer in the verifier's dtype.

@@ -160,11 +160,3 @@ def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabu
             got=len(vocabulary.t2d), fix="build it from this verifier's responses",
         )  # fmt: skip
     return vocabulary
-
-
-def read_metadata(path: Path) -> dict[str, object]:
-    """What `write_vocabulary` was given beside the vocabulary."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return {name: json.loads(value) for name, value in (file.metadata() or {}).items()}

@@ -23,13 +23,13 @@ from eagle3.real_decoding import (
     Exactness,
     Prompt,
     exact_decoding,
+    exact_logits,
     spread_prompts,
     timed_decoding,
 )
 from eagle3.replay import replay
 from eagle3.served_decoding import (
     decode_served,
-    exact_logits,
     served_counts,
     served_speed,
     serving_engine,

@@ -25,11 +25,10 @@ from eagle3.extraction.base import ExtractSettings
 from eagle3.extraction.run import extract
 from eagle3.extraction.sglang import check_capture, sglang_engine
 from eagle3.initialise import DrafterSettings, new_drafter
-from eagle3.real_decoding import Prompt
+from eagle3.real_decoding import Prompt, exact_logits
 from eagle3.responses import Response
 from eagle3.served_decoding import (
     decode_served,
-    exact_logits,
     served_counts,
     served_speed,
     serving_engine,

@@ -21,10 +21,9 @@ from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.extraction.vllm import captured_ids, vllm_engine
 from eagle3.initialise import DrafterSettings, new_drafter
-from eagle3.real_decoding import Prompt
+from eagle3.real_decoding import Prompt, exact_logits
 from eagle3.served_decoding import (
     decode_served,
-    exact_logits,
     served_counts,
     served_speed,
     serving_engine,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from eagle3.errors import HarnessError
 from eagle3.responses import Response
@@ -13,7 +15,6 @@ from eagle3.vocab import (
     DraftVocabulary,
     build_vocabulary,
     count_supervised,
-    read_metadata,
     read_vocabulary,
     write_vocabulary,
 )
@@ -74,7 +75,9 @@ def test_written_and_read(tmp_path: Path) -> None:
     found = read_vocabulary(path, vocab_size=9)
     assert found.target_ids.tolist() == [1, 2, 6] and found.d2t.dtype == torch.int64
     assert torch.equal(found.t2d, made.t2d) and found.t2d.dtype == torch.bool
-    assert read_metadata(path) == {"coverage": {"train": 0.5}, "verifier": "tiny"}
+    with safe_open(path, framework="pt") as file:
+        told = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert told == {"coverage": {"train": 0.5}, "verifier": "tiny"}
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     with pytest.raises(HarnessError, match="of another verifier"):
         read_vocabulary(path, vocab_size=10)

@@ -131,12 +131,21 @@ def engine_python(environment: Path, distributions: Sequence[str], version: str)
             got="no such environment" if not python.exists() else "the environment without it",
             fix="run `make engines`, name another environment, or give the URL of a server",
         )  # fmt: skip
+    check_engine_version(got, distributions[0], version, environment)
+    return python.absolute()
+
+
+def check_engine_version(got: str, engine: str, version: str, where: object) -> None:
+    """Refuses another version than the one this project knows; its build does not matter.
+
+    Args:
+        where: the environment or the server.
+    """
     if got.split("+")[0] != version:
         raise HarnessError(
-            "the serving engine has another version than this project knows", where=environment,
-            rule=f"{distributions[0]} {version}", got=got, fix="run `make engines` again",
+            "the serving engine has another version than this project knows", where=where,
+            rule=f"{engine} {version}", got=got, fix="run `make engines` again, and a server anew",
         )  # fmt: skip
-    return python.absolute()
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ from eagle3.engines.server import (
     Server,
     ServerSettings,
     ask,
+    check_engine_version,
     engine_python,
     installed_version,
 )
@@ -169,11 +170,7 @@ def server_info(server: Server) -> dict[str, Any] | None:
         return None
     if not isinstance(info, dict) or "version" not in info:
         return None
-    if info["version"].split("+")[0] != VERSION:
-        raise HarnessError(
-            "the server runs another version of SGLang than this project knows",
-            where=server.url, rule=VERSION, got=info["version"],
-        )  # fmt: skip
+    check_engine_version(info["version"], NAME, VERSION, server.url)
     return info
 
 

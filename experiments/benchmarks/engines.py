@@ -25,9 +25,9 @@ from eagle3.extraction.base import EngineIdentity, ExtractSettings, States
 from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared
 from eagle3.parity_faults import diagnose
-from eagle3.real_decoding import Prompt, exact_decoding, spread_prompts
+from eagle3.real_decoding import Prompt, exact_decoding, exact_logits, spread_prompts
 from eagle3.reference import head_norm, measured, reference_layers, spread
-from eagle3.served_decoding import decode_served, exact_logits, served_counts, serving_engine
+from eagle3.served_decoding import decode_served, served_counts, serving_engine
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head
 from eagle3.verifier_model import load_model

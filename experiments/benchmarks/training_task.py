@@ -199,7 +199,7 @@ def write_task(
         "target_rows": head_rows(source.head, source.vocabulary).float(),
     }
     if not source.post_norm:
-        init["norm"] = source.head.norm.float() + source.head.config.norm_offset
+        init["norm"] = source.head.norm_weight
     save_file(
         {name: value.contiguous() for name, value in init.items()}, folder / "init.safetensors"
     )

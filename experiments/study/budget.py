@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eagle3.dataset import Document
-from eagle3.schedule import PlannedStep, plan_steps
+from eagle3.schedule import PlannedStep
 from eagle3.trainer import TrainSettings
 
 
@@ -40,7 +40,7 @@ def tokens_for(
     """
     tokens = max(cost, 1)
     while True:
-        plan = _plan(tokens, lengths, settings, seed)
+        plan = settings.plan(lengths, seed, tokens=tokens)
         for step, spent in zip(
             plan, costs(plan, supervised_rows, settings.objective.ttt_steps), strict=True
         ):
@@ -57,19 +57,5 @@ def cost_of(
     seed: int,
 ) -> int:
     """What training on so many packed rows costs."""
-    plan = _plan(tokens, lengths, settings, seed)
+    plan = settings.plan(lengths, seed, tokens=tokens)
     return costs(plan, supervised_rows, settings.objective.ttt_steps)[-1]
-
-
-def _plan(
-    tokens: int, lengths: Sequence[int], settings: TrainSettings, seed: int
-) -> list[PlannedStep]:
-    return plan_steps(
-        lengths,
-        batch_tokens=settings.batch_tokens,
-        max_length=settings.max_length,
-        accumulate=settings.accumulate,
-        seed=seed,
-        tokens=tokens,
-        epochs=None,
-    )

@@ -15,7 +15,6 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.drafter import Drafter
-from eagle3.schedule import plan_steps
 from eagle3.settings import merged
 from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
@@ -50,17 +49,7 @@ class Search:
         for name, value in (("train", changes), ("tokens", tokens), ("cost", cost)):
             trial.set_user_attr(name, value)
         log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens, cost=cost)
-        steps = len(
-            plan_steps(
-                arm.data.lengths,
-                batch_tokens=settings.batch_tokens,
-                max_length=settings.max_length,
-                accumulate=settings.accumulate,
-                seed=seed,
-                tokens=tokens,
-                epochs=None,
-            )
-        )
+        steps = len(settings.plan(arm.data.lengths, seed, tokens=tokens))
         rungs = {math.ceil(steps * share): n for n, share in enumerate(bench.study.rungs)}
         few = range(min(bench.study.rung_documents, len(arm.data.dev)))
         documents = [arm.data.dev[index] for index in few]
