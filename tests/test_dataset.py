@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import eagle3.dataset
+import eagle3.shard_writer
 from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.shard_writer import ShardWriter
@@ -113,7 +113,7 @@ def test_memory_mapping_does_not_copy(tmp_path: Path) -> None:
         (os, "fsync", 2),  # in the middle of the first shard
         (os, "fsync", 9),
         (Path, "replace", 3),  # a shard is on disk under its temporary name
-        (eagle3.dataset, "_line", 2),  # a shard is in place, the index doesn't know it
+        (eagle3.shard_writer, "_line", 2),  # a shard is in place, the index doesn't know it
         (ShardWriter, "add", 15),
     ],
 )
