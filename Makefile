@@ -4,13 +4,14 @@
 # make env      the environment alone                           make lock: the lock files anew
 # make engines  SGLang and vLLM, each in an environment of its own
 # make bench-train  training beside the package speculators     BENCH="--steps 4": its flags
+# make bench-decode decoding beside transformers' own           BENCH="--count 4": its flags
 #
 # Another build of torch:  make env TORCH_PIP_ARGS="--index-url ..."
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := repro
-.PHONY: repro test check ui env lock engines engine-sglang engine-vllm bench-train
+.PHONY: repro test check ui env lock engines engine-sglang engine-vllm bench-train bench-decode
 
 BASE_PYTHON ?= python3.11
 TORCH := torch==2.13.0
@@ -115,6 +116,10 @@ REAL_STATES = $(if $(wildcard data/hidden_states/train),--states data/hidden_sta
 bench-train: $(READY) $(PEER)/.ready
 	@python -m experiments.benchmarks.training --peer-python $(PEER)/bin/python \
 		--out reports/bench_training.json $(REAL_STATES) $(BENCH)
+
+# After `make repro`, on a machine that does nothing else; two minutes.
+bench-decode: $(READY)
+	@python -m experiments.benchmarks.decoding --out reports/bench_decode.json $(BENCH)
 
 # Versions stay as they are unless pyproject.toml asks for others; UPGRADE=1 takes the newest.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --generate-hashes \

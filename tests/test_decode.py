@@ -12,9 +12,17 @@ from torch import Tensor
 
 from eagle3.chain import ChainProposer
 from eagle3.dataset import Document
-from eagle3.decode import Decoded, Drafts, plain_decode, speculative_decode, verify_sampled
+from eagle3.decode import (
+    Decoded,
+    Drafts,
+    Verifier,
+    plain_decode,
+    speculative_decode,
+    verify_sampled,
+)
 from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import DraftCache, Drafter, DrafterConfig
+from eagle3.lean_verifier import LeanVerifier
 from eagle3.packed_linear import pack_linears
 from eagle3.replay import replay
 from eagle3.verifier import VerifierSpec
@@ -29,10 +37,12 @@ def model(tiny_verifier_untied: Path) -> Any:
     return load_model(VerifierSpec.open(tiny_verifier_untied), torch.float32, "cpu")
 
 
-@pytest.fixture
-def verifier(tiny_verifier_untied: Path) -> CachedVerifier:
-    spec = VerifierSpec.open(tiny_verifier_untied)
-    return CachedVerifier(load_model(spec, torch.float32, "cpu"), AUX, capacity=4)
+@pytest.fixture(params=["transformers", "lean", "packed"])
+def verifier(tiny_verifier_untied: Path, request: pytest.FixtureRequest) -> Verifier:
+    loaded = load_model(VerifierSpec.open(tiny_verifier_untied), torch.float32, "cpu")
+    if request.param == "transformers":
+        return CachedVerifier(loaded, AUX, capacity=4)
+    return LeanVerifier(loaded, AUX, pack=request.param == "packed")
 
 
 def random_drafter(vocab_size: int, *, seed: int, full_vocabulary: bool = False) -> Drafter:
@@ -99,15 +109,13 @@ def generate(model: Any, prompt: list[int], tokens: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-def vocabulary(verifier: CachedVerifier) -> int:
+def vocabulary(verifier: Verifier) -> int:
     verifier.reset()
     return verifier.forward(torch.tensor([1]), 1).logits_MV.shape[1]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_equals_transformers(
-    model: Any, verifier: CachedVerifier, prompt: list[int]
-) -> None:
+def test_greedy_equals_transformers(model: Any, verifier: Verifier, prompt: list[int]) -> None:
     expected = generate(model, prompt, 40)
     assert plain_decode(verifier, prompt, max_tokens=40).token_ids == expected
     vocab_size = vocabulary(verifier)
@@ -119,7 +127,7 @@ def test_greedy_equals_transformers(
             assert got.drafted == k * got.verify_steps
 
 
-def test_aux_states_are_the_layers_outputs(model: Any, verifier: CachedVerifier) -> None:
+def test_aux_states_are_the_layers_outputs(model: Any, verifier: Verifier) -> None:
     prompt = torch.tensor(PROMPTS[0])
     model.set_attn_implementation("eager")
     with torch.inference_mode():
@@ -131,7 +139,7 @@ def test_aux_states_are_the_layers_outputs(model: Any, verifier: CachedVerifier)
     torch.testing.assert_close(torch.cat([first, rest]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_crop_forgets(verifier: CachedVerifier) -> None:
+def test_crop_forgets(verifier: Verifier) -> None:
     verifier.reset()
     verifier.forward(torch.tensor([3, 4, 5]), 1)
     expected = verifier.forward(torch.tensor([6, 7]), 2).logits_MV
@@ -142,7 +150,7 @@ def test_crop_forgets(verifier: CachedVerifier) -> None:
     torch.testing.assert_close(verifier.forward(torch.tensor([6, 7]), 2).logits_MV, expected)
 
 
-def test_always_and_never_accepted(verifier: CachedVerifier) -> None:
+def test_always_and_never_accepted(verifier: Verifier) -> None:
     vocab_size, prompt, k = vocabulary(verifier), PROMPTS[0], 3
     script = plain_decode(verifier, prompt, max_tokens=60).token_ids
     for offset, tau in ((0, k + 1), (1, 1)):
@@ -155,7 +163,7 @@ def test_always_and_never_accepted(verifier: CachedVerifier) -> None:
         assert got.accepted_per_position == [got.verify_steps * (tau - 1) // k] * k
 
 
-def test_drafts_behind_the_end_are_counted_and_cut(verifier: CachedVerifier) -> None:
+def test_drafts_behind_the_end_are_counted_and_cut(verifier: Verifier) -> None:
     vocab_size, prompt = vocabulary(verifier), PROMPTS[1]
     script = plain_decode(verifier, prompt, max_tokens=60).token_ids
     end = next(i for i in range(5, 60) if script[i] not in script[:i])
@@ -170,7 +178,7 @@ def test_drafts_behind_the_end_are_counted_and_cut(verifier: CachedVerifier) -> 
     assert plain.token_ids == script[: end + 1]
 
 
-def test_counts_equal_replay(verifier: CachedVerifier) -> None:
+def test_counts_equal_replay(verifier: Verifier) -> None:
     """On the same greedy answers, drafters that accept something: step by step the same counts."""
     vocab_size, k, tokens, tail = vocabulary(verifier), 3, 40, 8
     documents, decoded = [], []
@@ -206,7 +214,7 @@ def test_counts_equal_replay(verifier: CachedVerifier) -> None:
     assert sum(count.accepted for count in counts) > 20
 
 
-def teach(drafter: Drafter, verifier: CachedVerifier, answers: list[Decoded]) -> None:
+def teach(drafter: Drafter, verifier: Verifier, answers: list[Decoded]) -> None:
     """Fits the drafter's head to half of the answers by least squares: it is right at times."""
     rows, targets = [], []
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -274,7 +282,7 @@ def test_sampled_acceptance_rates_are_the_rules() -> None:
 
 
 @pytest.mark.parametrize("choice", ["argmax", "sampled"])
-def test_sampling_end_to_end(verifier: CachedVerifier, choice: Any) -> None:
+def test_sampling_end_to_end(verifier: Verifier, choice: Any) -> None:
     """The second and third token after a prompt, over many runs, against exact probabilities."""
     vocab_size, prompt, runs = vocabulary(verifier), PROMPTS[1], 300
     drafter = random_drafter(vocab_size, seed=1)
@@ -310,7 +318,7 @@ def test_sampling_end_to_end(verifier: CachedVerifier, choice: Any) -> None:
         assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / total) + 1e-3
 
 
-def plain_next(verifier: CachedVerifier, ids: list[int], temperature: float) -> Tensor:
+def plain_next(verifier: Verifier, ids: list[int], temperature: float) -> Tensor:
     verifier.reset()
     logits = verifier.forward(torch.tensor(ids), 1).logits_MV[0]
     return (logits / temperature).softmax(-1)
