@@ -164,7 +164,8 @@ class LeanVerifier:
             logits_rows: M; of how many of the last rows the logits are wanted.
 
         Returns:
-            Rows: logits f[M, V], aux f[N, n, H], in the verifier's dtype.
+            Rows: logits f32[M, V] or wider, whose argmax is faster than bfloat16's; aux f[N, n, H]
+            in the verifier's dtype.
         """
         rows, start = len(token_ids_N), self.length
         hidden_NH = functional.embedding(token_ids_N, self._embed_VH)
@@ -178,7 +179,9 @@ class LeanVerifier:
             outputs.append(hidden_NH)
         last_MH = torch.rms_norm(hidden_NH[-logits_rows:], width, self._norm_H, eps)
         aux_NLH = torch.stack([outputs[layer] for layer in self._aux_layers], dim=1)
-        return Rows(logits_MV=self._head(last_MH), aux_NLH=aux_NLH)
+        logits_MV = self._head(last_MH)
+        wide = torch.promote_types(logits_MV.dtype, torch.float32)
+        return Rows(logits_MV=logits_MV.to(wide), aux_NLH=aux_NLH)
 
     def crop(self, length: int) -> None:
         """Forgets all rows from `length` on."""
