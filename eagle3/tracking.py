@@ -149,6 +149,11 @@ class JsonlTracker:
         with self._lock:
             self._append(Entry(time.time(), artifact=path.name))
 
+    def next_step(self, prefix: str) -> int:
+        """The step after the last of all metrics whose names begin so; 0 where there is none."""
+        steps = [step for name, step in self._metrics if name.startswith(prefix)]
+        return max(steps, default=-1) + 1
+
     def close(self) -> None:
         """Ends writing; the file stays."""
         self._file.close()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from eagle3.dataset import StatesDataset
 from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
 from eagle3.ranks import joined
-from eagle3.tracking import NullTracker, flatten
+from eagle3.tracking import NullTracker, Tracker, flatten
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.cli import project_root
@@ -40,7 +41,7 @@ from stages import provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.signals import ignore_stop_signals, stop_on_signals
-from stages.tracking import MlflowTracker, journal_root, resolve_store
+from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
 
@@ -134,41 +135,27 @@ def run(
         kept, _ = split(states, held_out)
         vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
-        tracker: MlflowTracker | NullTracker = NullTracker()
-        if ranks.leads:
-            tracker = MlflowTracker(
-                resolve_store(root),
-                journal_root(root),
-                run_name=f"train {output_dir.name}",
-                resume_key=f"train-command-{digest(key)[:16]}",
-                tags={"kind": "train", "arm": output_dir.name},
-            )
-        tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
-        status = "FAILED"
-        try:
-            stop_on_signals()
-            result = train_arm(
-                work / "head.safetensors" if init is None else init,
-                data,
-                settings,
-                seed=runs.seed,
-                tokens=None,
-                epochs=epochs or 1,
-                device=runs.device,
-                work=work,
-                tracker=tracker,
-                init_layers=drafter_aux_layers,
-                ranks=ranks,
-            )
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            ignore_stop_signals()
-            status = "KILLED"
-            log.info("stopped; the same command takes up what is finished")
-            raise
-        finally:
-            if isinstance(tracker, MlflowTracker):
-                tracker.close(status)
+        with _tracked(root, output_dir, key, leads=ranks.leads) as tracker:
+            tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
+            try:
+                stop_on_signals()
+                result = train_arm(
+                    work / "head.safetensors" if init is None else init,
+                    data,
+                    settings,
+                    seed=runs.seed,
+                    tokens=None,
+                    epochs=epochs or 1,
+                    device=runs.device,
+                    work=work,
+                    tracker=tracker,
+                    init_layers=drafter_aux_layers,
+                    ranks=ranks,
+                )
+            except KeyboardInterrupt:
+                ignore_stop_signals()
+                log.info("stopped; the same command takes up what is finished")
+                raise
         if not ranks.leads:
             return
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
@@ -178,3 +165,20 @@ def run(
         )
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
+
+
+def _tracked(
+    root: Path, output_dir: Path, key: Mapping[str, Any], *, leads: bool
+) -> AbstractContextManager[Tracker]:
+    """The training's run in MLflow, said by the process that leads."""
+    if not leads:
+        return contextlib.nullcontext(NullTracker())
+    tracker = MlflowTracker(
+        resolve_store(root),
+        journal_root(root),
+        run_name=f"train {output_dir.name}",
+        resume_key=f"train-command-{digest(key)[:16]}",
+        tags={"kind": "train", "arm": output_dir.name},
+        watch=True,
+    )
+    return closing(tracker)

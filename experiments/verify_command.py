@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import shutil
 import sys
@@ -171,9 +170,6 @@ def _file(
     md5: str,
     tolerances: Mapping[str, float | None],
 ) -> Verdict:
-    never = [pattern for pattern, tolerance in tolerances.items() if tolerance is None]
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in never):
-        return Verdict(NOT_COMPARED)
     if file_digest(project / name) == md5:
         return Verdict(BITWISE)
     recorded = cache.object(md5)

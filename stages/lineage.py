@@ -72,12 +72,16 @@ class Target:
 
 
 class Lineage:
-    """The project's stages, present and remembered."""
+    """The project's stages, present and remembered. `lock`: of dvc.lock, where it is read already.
 
-    def __init__(self, root: Path) -> None:
+    Raises:
+        HarnessError: nothing has run.
+    """
+
+    def __init__(self, root: Path, lock: Mapping[str, Entry] | None = None) -> None:
         self.root = root
         self.cache = Cache(root)
-        self.lock = read_lock(root)
+        self.lock = read_lock(root) if lock is None else lock
         if not self.lock:
             raise HarnessError("nothing has run yet", where=root / "dvc.lock", fix="make repro")
 

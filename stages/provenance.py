@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.workspace import digest_file
+from stages.dvc_files import read_lock
 
 # DVC rewrites or deletes these while it runs stages: their state says nothing about the code.
 REWRITTEN_BY_DVC = ("dvc.lock", "metrics/", "report/", "provenance/", "checkpoints/", "data/")
@@ -99,18 +100,11 @@ def processor() -> str:
 
 def lock_digests(root: Path, without: str | None = None) -> dict[str, str]:
     """DVC's digest of every stage output that dvc.lock knows, by path; one stage's left out."""
-    path = root / "dvc.lock"
-    if not path.is_file():
-        return {}
-    from stages.params import read_yaml
-
-    stages = read_yaml(path).get("stages", {})
     return {
-        out["path"]: out["md5"]
-        for name, stage in stages.items()
+        path: md5
+        for name, entry in read_lock(root).items()
         if name != without
-        for out in stage.get("outs", [])
-        if "md5" in out
+        for path, md5 in entry.outs.items()
     }
 
 

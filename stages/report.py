@@ -40,12 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
 
 
-def lineage_of(root: Path, comparison: Path | None) -> list[dict[str, Any]]:
+def lineage_of(lineage: Lineage | None, comparison: Path | None) -> list[dict[str, Any]]:
     """The chain behind the comparison, as the report draws it; empty where DVC did not make it."""
-    made = {out for entry in read_lock(root).values() for out in entry.outs}
-    if comparison is None or str(comparison) not in made:
+    made = {out for entry in lineage.lock.values() for out in entry.outs} if lineage else set()
+    if lineage is None or comparison is None or str(comparison) not in made:
         return []
-    lineage = Lineage(root)
     return [
         {
             "stage": step.stage,
@@ -60,6 +59,8 @@ def lineage_of(root: Path, comparison: Path | None) -> list[dict[str, Any]]:
 
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(ReportSettings, "report")
+    lock = read_lock(stage.root)
+    lineage = Lineage(stage.root, lock) if lock else None
     data = read_data(
         comparison=args.comparison,
         summaries=args.summaries,
@@ -73,7 +74,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         study=args.study,
         calibration=args.calibration,
         crossover=args.crossover,
-        lineage=lineage_of(stage.root, args.comparison),
+        lineage=lineage_of(lineage, args.comparison),
     )
     write_atomically(args.out, render(data, settings))
     numbers = summary(data)
@@ -86,8 +87,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     tracker.log_tags({"mlflow.note.content": f"{verdict}\n\nThe report is under Artifacts."})
     tracker.log_artifact(args.out)
     log_table(tracker, args.prompts)
-    if read_lock(stage.root):
-        register(resolve_store(stage.root), Lineage(stage.root), numbers["tau"])
+    if lineage is not None:
+        register(resolve_store(stage.root), lineage, numbers["tau"])
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Stage:
             journal_root(self.root),
             run_name=run_name,
             resume_key=self._work_key and f"{self.name}-{run_name}-{self._work_key[:16]}",
+            watch=True,
             tags={
                 **self.tags,
                 **{f"data.{path}": value for path, value in self.inputs.items()},

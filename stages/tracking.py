@@ -6,6 +6,7 @@ All that is said goes to a local journal first (eagle3/tracking.py); a thread se
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -13,12 +14,13 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.tracking import JsonlTracker
 from stages.sending import Sender, State, lock_journal
+from stages.system_metrics import PREFIX, Watch
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class MlflowTracker:
     Args:
         resume_key: names the journal. One that a killed run left under this name is taken up, with
             the same MLflow run. None: always a new one.
+        watch: says what the run costs its machine, too.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class MlflowTracker:
         resume_key: str | None = None,
         tags: Mapping[str, str] | None = None,
         flush_seconds: float = FLUSH_SECONDS,
+        watch: bool = False,
     ) -> None:
         name = resume_key or f"{run_name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         folder = journals / re.sub(r"[^\w.@-]", "_", name)
@@ -117,6 +121,8 @@ class MlflowTracker:
             target=self._send_in_background, args=(journals,), daemon=True, name="mlflow"
         )
         self._thread.start()
+        first = self._journal.next_step(PREFIX)
+        self._watch = Watch(self._journal.log_metrics, first=first) if watch else None
 
     def log_params(self, params: Mapping[str, object]) -> None:
         self._journal.log_params(params)
@@ -144,6 +150,8 @@ class MlflowTracker:
             name, run_id (None when the store never answered), store, experiment.
         """
         sender = self._sender
+        if self._watch is not None:
+            self._watch.stop()
         sender.finish(status)
         self._journal.close()
         self._closing.set()
@@ -169,6 +177,20 @@ class MlflowTracker:
             pause = self._flush_seconds if sent else min(2 * pause, 300.0)
         if self._sender.flush():
             replay(self._sender.store, journals)
+
+
+@contextlib.contextmanager
+def closing(tracker: MlflowTracker) -> Iterator[MlflowTracker]:
+    """Ends the run as what became of it: FINISHED, KILLED by whoever stopped it, or FAILED."""
+    status = "FAILED"
+    try:
+        yield tracker
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.close(status)
 
 
 def _take_up(store: Store, folder: Path, run_name: str, resumable: bool) -> State:

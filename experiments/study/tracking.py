@@ -16,6 +16,7 @@ from stages.tracking import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_LOCAL,
     MlflowTracker,
+    closing,
     journal_root,
     resolve_store,
 )
@@ -53,16 +54,9 @@ def parent_run(
             tags={"kind": "study", "study": name, "storage": store_of_study},
             flush_seconds=FLUSH_SECONDS,
         )
-        status = "FAILED"
-        try:
+        with closing(tracker):
             wait = CLOSE_SECONDS if store.database is None else CLOSE_SECONDS_LOCAL
             yield tracker, tracker.run_id(wait)
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            tracker.close(status)
 
 
 def set_parent(studies: Sequence[Any], parent: str | None) -> None:
@@ -83,13 +77,7 @@ def child_run(
         journal_root(root),
         run_name=name,
         tags={"kind": "trial", **below, **tags},
+        watch=True,
     )
-    status = "FAILED"
-    try:
+    with closing(tracker):
         yield tracker
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        tracker.close(status)
