@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eagle3.drafter import rms_norm
 from eagle3.logits import finish_logits
+from eagle3.products import product
 
 CHUNK_ROWS = 512  # 512 x 8192 bf16 logits are 8 MiB: chunks amortise reading the head
 
@@ -88,7 +89,7 @@ def soft_targets(
         # max, not argmax: the same index, an order of magnitude faster on CPU.
         best[chunk] = logits.max(-1).indices
         probabilities, lse = softmax_and_lse(logits, best[chunk])
-        torch.mm(probabilities, draft_head_DH, out=expected[chunk])
+        expected[chunk] = product(probabilities, draft_head_DH)
         if entropies is not None:
             entropies[chunk] = lse - logits.mul_(probabilities).sum(-1, dtype=wide)
         if kept is not None:
@@ -160,7 +161,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 best[chunk] = logits.max(-1).indices
             probabilities, lse = softmax_and_lse(logits, likely_R[chunk])
             loss += (lse - (x.to(wide) * expected_RH[chunk]).sum(-1)).sum()
-            torch.mm(probabilities, weight_DH, out=grad_x[chunk])
+            grad_x[chunk] = product(probabilities, weight_DH)
             if grad_weight is not None and targets.probabilities_RD is not None:
                 probabilities -= targets.probabilities_RD[picked_R[chunk]]
                 grad_weight += probabilities.T @ x

@@ -15,7 +15,7 @@ K key-value heads, E head dimension, D draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from eagle3.attention import ttt_attention
 from eagle3.drafter import Drafter, DrafterConfig, rms_norm, rotary
 from eagle3.packing import Batch
+from eagle3.products import linear
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,16 @@ class Weights:
 
 def cast_weights(drafter: Drafter, dtype: torch.dtype) -> Weights:
     """Reads the drafter's parameters into `dtype`, differentiably."""
-    layer, size = drafter.midlayer, drafter.config.hidden_size
+    layer = drafter.midlayer
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
-    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    embed_qkv, hidden_qkv = folded(
+        [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight],
+        [layer.input_layernorm.weight, layer.hidden_norm.weight],
+        dtype,
+    )
+    (gate_up,) = folded(
+        [mlp.gate_proj.weight, mlp.up_proj.weight], [layer.post_attention_layernorm.weight], dtype
+    )
     aux_norm = None
     if drafter.config.fc_norm:
         aux_norm = torch.stack(list(drafter.fc_norm.parameters())).to(dtype)
@@ -62,15 +69,59 @@ def cast_weights(drafter: Drafter, dtype: torch.dtype) -> Weights:
     return Weights(
         fc=drafter.fc.weight.to(dtype),
         aux_norm=aux_norm,
-        embed_qkv=(qkv[:, :size] * layer.input_layernorm.weight).to(dtype),
-        hidden_qkv=(qkv[:, size:] * layer.hidden_norm.weight).to(dtype),
+        embed_qkv=embed_qkv,
+        hidden_qkv=hidden_qkv,
         hidden_norm=layer.hidden_norm.weight.to(dtype),
         output=attention.o_proj.weight.to(dtype),
-        gate_up=(gate_up * layer.post_attention_layernorm.weight).to(dtype),
+        gate_up=gate_up,
         down=mlp.down_proj.weight.to(dtype),
         norm=drafter.norm.weight.to(dtype),
         head_DH=drafter.lm_head.weight.to(dtype),
     )
+
+
+def folded(
+    parts: Sequence[Tensor], norms: Sequence[Tensor], dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """One matrix for each norm: its columns of all parts, stacked, times the norm, in `dtype`.
+
+    Args:
+        parts: weights [O_i, len(norms) * H] of projections that read the same rows.
+        norms: [H] each, of the blocks of columns in turn.
+    """
+    made: tuple[Tensor, ...] = _Folded.apply(dtype, len(norms), *norms, *parts)
+    return made
+
+
+class _Folded(torch.autograd.Function):
+    """A few passes over the weights; cat, mul and casts one by one take three times as many."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        norms, parts = inputs[:count], inputs[count:]
+        ctx.count = count
+        ctx.save_for_backward(*inputs)
+        sizes = [len(part) for part in parts]
+        made = []
+        for block, norm in enumerate(norms):
+            out = norm.new_empty(sum(sizes), len(norm), dtype=dtype)
+            for part, rows in zip(parts, out.split(sizes), strict=True):
+                rows.copy_(part.chunk(count, 1)[block] * norm)
+            made.append(out)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        norms, parts = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        sizes = [len(part) for part in parts]
+        grad_norms = [torch.zeros_like(norm) for norm in norms]
+        grad_parts = [torch.empty_like(part) for part in parts]
+        for block, grad in enumerate(grads):
+            wide = grad.contiguous().to(norms[block].dtype)
+            for part, grad_part, rows in zip(parts, grad_parts, wide.split(sizes), strict=True):
+                torch.mul(rows, norms[block], out=grad_part.chunk(ctx.count, 1)[block])
+                grad_norms[block] += rows.mul_(part.chunk(ctx.count, 1)[block]).sum(0)
+        return None, None, *grad_norms, *grad_parts
 
 
 def ttt_steps(
@@ -88,13 +139,13 @@ def ttt_steps(
     rows = len(batch.token_ids_N)
     every = len(active_R) == rows
     embed_NH = drafter.embed_VH[batch.token_ids_N].to(dtype)
-    embed_qkv = F.linear(unit_norm(embed_NH, eps), weights.embed_qkv)
+    embed_qkv = linear(unit_norm(embed_NH, eps), weights.embed_qkv)
     fused_NH = _fuse(batch.aux_NPG.to(dtype), weights, config)
 
     # Step 0: every row is a key; the last row of the batch has no next token and serves nobody.
     next_rows = torch.arange(1, rows + 1, device=active_R.device).clamp_(max=rows - 1)
     normed_NH = unit_norm(fused_NH, eps)
-    qkv = F.linear(normed_NH, weights.hidden_qkv) + embed_qkv.index_select(0, next_rows)
+    qkv = linear(normed_NH, weights.hidden_qkv) + embed_qkv.index_select(0, next_rows)
     split = [heads, config.num_key_value_heads]
     qk, v = _heads(qkv, config)
     turn = rotary(batch.positions_N, drafter.inverse_frequencies, dtype)
@@ -110,7 +161,7 @@ def ttt_steps(
         if step:
             normed_RH = unit_norm(hidden_RH, eps)
             shifted = (active_R + 1 + step).clamp(max=rows - 1)
-            qkv = F.linear(normed_RH, weights.hidden_qkv) + embed_qkv.index_select(0, shifted)
+            qkv = linear(normed_RH, weights.hidden_qkv) + embed_qkv.index_select(0, shifted)
             qk, v = _heads(qkv, config)
             turn = rotary(batch.positions_N[active_R] + step, drafter.inverse_frequencies, dtype)
             q_RAE, k = turned(qk, *turn).split(split, dim=1)
@@ -120,9 +171,9 @@ def ttt_steps(
             q_RAE, keys_NAE, values_NAE, later_keys, later_values, rows_R, batch.spans
         )
         residual_RH = normed_RH * weights.hidden_norm if config.norm_before_residual else hidden_RH
-        hidden_RH = residual_RH + F.linear(mixed_RAE.flatten(1), weights.output)
-        gated = swiglu(F.linear(unit_norm(hidden_RH, eps), weights.gate_up))
-        hidden_RH = hidden_RH + F.linear(gated, weights.down)
+        hidden_RH = residual_RH + linear(mixed_RAE.flatten(1), weights.output)
+        gated = swiglu(linear(unit_norm(hidden_RH, eps), weights.gate_up))
+        hidden_RH = hidden_RH + linear(gated, weights.down)
         normed_out = unit_norm(hidden_RH, eps) * weights.norm
         if config.norm_output:
             hidden_RH = normed_out
@@ -135,7 +186,7 @@ def _fuse(aux_NPG: Tensor, weights: Weights, config: DrafterConfig) -> Tensor:
     flat = aux_NPG.flatten(1)
     if config.norm_before_fc and weights.aux_norm is not None:
         flat = rms_norm(flat, weights.aux_norm, config.rms_norm_eps)
-    return F.linear(flat, weights.fc)
+    return linear(flat, weights.fc)
 
 
 def _heads(qkv: Tensor, config: DrafterConfig) -> tuple[Tensor, Tensor]:
@@ -197,7 +248,8 @@ class _UnitNorm(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
-        out = torch.mul(x, scale, out=torch.empty_like(x))
+        # Wide and then rounded: an `out` of another dtype costs copies of everything first.
+        out = (x.to(wide) * scale).to(x.dtype)
         ctx.save_for_backward(out, scale)
         return out
 
@@ -207,7 +259,7 @@ class _UnitNorm(torch.autograd.Function):
         (grad,) = grads
         along = (grad * out).sum(-1, keepdim=True, dtype=scale.dtype).div_(out.shape[-1])
         grad_x = torch.addcmul(grad, out, along.to(out.dtype), value=-1)
-        return torch.mul(grad_x, scale, out=grad_x), None
+        return (grad_x.to(scale.dtype) * scale).to(grad_x.dtype), None
 
 
 def swiglu(gate_up_R2F: Tensor) -> Tensor:
