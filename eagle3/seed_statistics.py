@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3.statistics import Counts, Estimate
 
 MOST = 100_000  # seeds or prompts looked at before "more than anybody has"
+TAIL, NODES = 1e-13, 300  # of the integral in `power`: what is left out, and where it is taken
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,28 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def power(effect: float, sd: float, seeds: int, level: float) -> float:
-    """How often a true difference is told from none by `t_interval`: the noncentral t.
+    """How often a true difference is told from none by `t_interval`: tails of the noncentral t.
+
+    Integrated here over the sample's own deviation, which is chi-distributed: scipy's `nct` gives
+    no number at some of the places that a comparison comes to.
 
     Args:
         effect: the true difference.
         sd: standard deviation of the differences between seeds.
     """
-    from scipy.stats import nct
+    import numpy
+    from scipy.stats import chi, norm
 
     if sd == 0.0:
         return 1.0 if effect else 0.0
-    edge, away = _quantile(level, seeds - 1), abs(effect) * math.sqrt(seeds) / sd
-    if away > 37.0:  # beyond what the distribution's own arithmetic can tell from certainty
-        return 1.0
-    return float(nct.sf(edge, seeds - 1, away) + nct.cdf(-edge, seeds - 1, away))
+    freedom = seeds - 1
+    edge, away = _quantile(level, freedom), abs(effect) * math.sqrt(seeds) / sd
+    low, high = chi.ppf(TAIL, freedom), chi.isf(TAIL, freedom)
+    nodes, weights = numpy.polynomial.legendre.leggauss(NODES)
+    at = low + (high - low) * (nodes + 1.0) / 2.0
+    beyond = edge * at / math.sqrt(freedom)
+    told = norm.sf(beyond - away) + norm.cdf(-beyond - away)
+    return min(float((high - low) / 2.0 * (weights * chi.pdf(at, freedom) * told).sum()), 1.0)
 
 
 def seeds_needed(effect: float, sd: float, *, level: float, wanted: float) -> int | None:

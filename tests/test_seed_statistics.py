@@ -49,6 +49,26 @@ def test_power_as_in_published_tables() -> None:
     assert power(0.0, 0.05, 10, 0.95) == pytest.approx(0.05)
     assert power(0.05, 0.0, 2, 0.95) == 1.0
     assert power(0.05, 1e-6, 3, 0.95) == pytest.approx(1.0)
+
+
+def test_power_is_a_number_everywhere() -> None:
+    """scipy's noncentral t, where it has a number, and the normal's limit for many seeds."""
+    from scipy.stats import nct, norm, t
+
+    compared = 0
+    for seeds in (2, 3, 5, 8, 20, 100):
+        edge, before = t.ppf(0.975, seeds - 1), 0.0
+        for away in (0.0, 0.5, 2.0, 5.0, 9.0, 11.0, 14.0, 30.0, 100.0):
+            found = power(away / math.sqrt(seeds), 1.0, seeds, 0.95)
+            assert before - 1e-9 <= found <= 1.0
+            before = found
+            wanted = nct.sf(edge, seeds - 1, away) + nct.cdf(-edge, seeds - 1, away)
+            if math.isfinite(wanted):
+                compared += 1
+                assert found == pytest.approx(wanted, abs=1e-6)
+    assert compared > 30
+    many = power(2.8 / math.sqrt(50_000), 1.0, 50_000, 0.95)
+    assert many == pytest.approx(norm.sf(1.96 - 2.8), abs=1e-4)
     assert seeds_needed(0.05, 0.1, level=0.95, wanted=0.8) == 34
     assert seeds_needed(1e-9, 1.0, level=0.95, wanted=0.8) is None
 

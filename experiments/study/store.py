@@ -36,6 +36,8 @@ POSTGRES = ("postgresql", "postgres")
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+# With few trials some values of an axis have been tried once: the report says how many there were.
+warnings.filterwarnings("ignore", message="Some regimes for parameter")
 # Workers here keep their own hearts beating: see `alive`.
 warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")
 
