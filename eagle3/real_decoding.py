@@ -18,12 +18,12 @@ from eagle3.acceptance import acceptance_length
 from eagle3.chain import ChainProposer
 from eagle3.dataset import Document
 from eagle3.decode import Decoded, plain_decode, speculative_decode
-from eagle3.decode_verifier import CachedVerifier
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.exactness import NearTie, first_difference
 from eagle3.generation import Request, generate
-from eagle3.packed_linear import pack_linears
+from eagle3.lean_drafter import LeanDrafter
+from eagle3.lean_verifier import decoding_verifier
 from eagle3.sampling import Sampling
 from eagle3.seeding import generator
 from eagle3.timing import clock_of, measure, take_turns, verify_costs
@@ -78,10 +78,9 @@ def timed_decoding(
     """Speed of both ways of decoding, taking turns on each prompt in one run."""
     dtype = getattr(torch, settings.dtype)
     model, drafter = subject.model(dtype), subject.drafter(dtype)
-    if dtype == torch.bfloat16:  # in float32 it would slow plain decoding down
-        pack_linears(model)
-        pack_linears(drafter, leave=("fc",))  # whose weight the drafter reads itself
-    verifier = CachedVerifier(model, drafter.config.aux_layers)
+    pack = dtype == torch.bfloat16  # in float32 it would slow plain decoding down
+    verifier = decoding_verifier(model, drafter.config.aux_layers, pack=pack)
+    drafter = LeanDrafter(drafter, pack=pack)
     clock = clock_of(verifier.device)
 
     def draws(purpose: str, number: int) -> torch.Generator:
@@ -189,8 +188,10 @@ def exact_decoding(
             slots=len(requests),
         )
     }
-    pack_linears(model)
-    verifier = CachedVerifier(model, drafter.config.aux_layers)
+    del model  # packed by now, which a lean verifier cannot be made of
+    fresh = subject.model(torch.float32)
+    verifier = decoding_verifier(fresh, drafter.config.aux_layers, pack=True)
+    drafter = LeanDrafter(drafter, pack=True)
     decoded, ties = [], []
     logits_after = exact_logits(subject)
     for item in tqdm(prompts, desc="exactness", unit="prompt"):
