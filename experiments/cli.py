@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from eagle3.errors import HarnessError
+from experiments.folder_commands import diagnose, export, import_states, parity, train
+from experiments.project import project_root
 from experiments.study.commands import promote, scaling, study_app
 
 app = typer.Typer(
@@ -25,38 +27,6 @@ app = typer.Typer(
 app.add_typer(study_app, name="study")
 app.command()(promote)
 app.command()(scaling)
-
-
-# What hidden states of other programs do not say of themselves.
-AuxLayers = Annotated[
-    str | None,
-    typer.Option(help="Outputs of decoder layers that the aux states are, as 2,30,58."),
-]
-FinalHidden = Annotated[
-    str | None,
-    typer.Option(help="Final states: pre_norm or post_norm. Absent: found from the data."),
-]
-MaskAlignment = Annotated[
-    str | None,
-    typer.Option(help="Loss mask: token or prediction. Absent: found from the data."),
-]
-PaddingRows = Annotated[
-    str,
-    typer.Option(help="Rows without states at a sample's ends: refuse the sample, or drop them."),
-]
-
-
-def project_root() -> Path:
-    """The folder above, or this one, that holds dvc.yaml.
-
-    Raises:
-        HarnessError: there is none.
-    """
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "dvc.yaml").is_file():
-            return folder
-    raise HarnessError("not inside the project", where=here, rule="a folder with dvc.yaml")
 
 
 @app.command()
@@ -126,174 +96,6 @@ def verify(
 
 
 @app.command()
-def train(
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
-    data_dir: Annotated[
-        Path,
-        typer.Option(
-            help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
-            "speculators or SpecForge, read in place."
-        ),
-    ],
-    output_dir: Annotated[Path, typer.Option(help="Where the drafter's checkpoint goes.")],
-    vocab_mapping_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draft vocabulary: a folder with d2t.npy and t2d.npy, or a .safetensors."
-        ),
-    ] = None,
-    finetune_from: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafter to start from: a folder or hub id, in EAGLE's, SGLang's or speculators' "
-            "layout. Absent: from scratch."
-        ),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
-    max_seq_len: Annotated[
-        int | None, typer.Option(help="Longest document, in tokens; longer ones are cut.", min=2)
-    ] = None,
-    ttt_steps: Annotated[int | None, typer.Option(help="Training-time-test steps.", min=1)] = None,
-    noise_std: Annotated[
-        float | None,
-        typer.Option(help="Uniform noise of plus or minus this on the aux states.", min=0),
-    ] = None,
-    val_ratio: Annotated[
-        float | None,
-        typer.Option(help="Share of documents held out, where there is no dev/.", min=0, max=0.9),
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Learning rate schedule: cosine, linear or constant.")
-    ] = None,
-    warmup_ratio: Annotated[
-        float | None, typer.Option(help="Share of the steps that warm up.", min=0, max=1)
-    ] = None,
-    num_workers: Annotated[
-        int | None, typer.Option(help="Processes that read data ahead; 0: none.", min=0)
-    ] = None,
-    aux_layers: AuxLayers = None,
-    final_hidden: FinalHidden = None,
-    mask_alignment: MaskAlignment = None,
-    padding_rows: PaddingRows = "refuse",
-    drafter_aux_layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Outputs of decoder layers that the drafter to start from was trained on, as "
-            "2,30,58, if its config is silent or wrong."
-        ),
-    ] = None,
-) -> None:
-    """Train one drafter outside the pipeline. What is not said comes from params.yaml."""
-    from experiments.conventions_flags import conventions, layers
-    from experiments.train_command import run
-
-    run(
-        verifier_path=verifier_path,
-        data_dir=data_dir,
-        vocab_mapping_dir=vocab_mapping_dir,
-        output_dir=output_dir,
-        finetune_from=finetune_from,
-        epochs=epochs,
-        lr=lr,
-        max_seq_len=max_seq_len,
-        ttt_steps=ttt_steps,
-        noise_std=noise_std,
-        val_ratio=val_ratio,
-        scheduler=scheduler,
-        warmup_ratio=warmup_ratio,
-        num_workers=num_workers,
-        conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
-        drafter_aux_layers=layers(drafter_aux_layers, "--drafter-aux-layers"),
-    )
-
-
-@app.command()
-def parity(
-    data_dir: Annotated[
-        Path, typer.Option(help="Hidden states: a data set folder, or one with train/ and dev/.")
-    ],
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id, or a head file.")
-    ],
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="What will serve and computes the states again: sglang, vllm or transformers. "
-            "Absent: data and head alone."
-        ),
-    ] = None,
-    documents: Annotated[int, typer.Option(help="Samples of each split.", min=1)] = 24,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a sample.", min=8)] = 256,
-    dtype: Annotated[
-        str, typer.Option(help="In which the engine computes: bfloat16, float32.")
-    ] = "bfloat16",
-    device: Annotated[str, typer.Option(help="Where the engine computes.")] = "cpu",
-) -> None:
-    """Check by value that stored hidden states are what serving will see; name what differs."""
-    from experiments.parity_command import run
-
-    run(
-        data_dir=data_dir,
-        verifier_path=verifier_path,
-        engine=engine,
-        documents=documents,
-        max_tokens=max_tokens,
-        dtype=dtype,
-        device=device,
-    )
-
-
-@app.command("import")
-def import_states(
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
-    data_dir: Annotated[Path, typer.Option(help="A folder of speculators or SpecForge.")],
-    output_dir: Annotated[
-        Path, typer.Option(help="Where train/ (and dev/) go, as the pipeline reads them.")
-    ],
-    val_ratio: Annotated[
-        float, typer.Option(help="Share of documents that go to dev/.", min=0, max=0.9)
-    ] = 0.0,
-    aux_layers: AuxLayers = None,
-    final_hidden: FinalHidden = None,
-    mask_alignment: MaskAlignment = None,
-    padding_rows: PaddingRows = "refuse",
-) -> None:
-    """Write another program's hidden states as the pipeline's own shards."""
-    from experiments.conventions_flags import conventions
-    from experiments.import_command import run
-
-    run(
-        verifier_path=verifier_path,
-        data_dir=data_dir,
-        output_dir=output_dir,
-        val_ratio=val_ratio,
-        conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
-    )
-
-
-@app.command()
-def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A drafter, in either layout.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    verifier_path: Annotated[
-        str, typer.Option(help="Its verifier: a Hugging Face folder or hub id, or a head file.")
-    ],
-    format: Annotated[
-        str, typer.Option(help="eagle: SGLang and vLLM read it; speculators: vLLM reads it.")
-    ] = "eagle",
-) -> None:
-    """Write a drafter in the layout that an engine reads, and prove that it is the same drafter."""
-    from experiments.export_command import run
-
-    run(checkpoint=checkpoint, out=out, verifier_path=verifier_path, layout=format)
-
-
-@app.command()
 def plan(
     params: Annotated[
         Path | None,
@@ -306,31 +108,9 @@ def plan(
     run(project_root(), params)
 
 
-@app.command()
-def diagnose(
-    drafter: Annotated[str, typer.Argument(help="The drafter: a folder or hub id.")],
-    data_dir: Annotated[
-        Path,
-        typer.Option(help="Hidden states of its verifier: a data set folder, or one with test/."),
-    ],
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
-    documents: Annotated[int, typer.Option(help="Documents to replay.", min=1)] = 12,
-    k: Annotated[int, typer.Option(help="Drafts a verification step.", min=1, max=16)] = 3,
-    dtype: Annotated[str, typer.Option(help="bfloat16, or float32.")] = "bfloat16",
-) -> None:
-    """Name the convention under which a drafter was trained, by how well it drafts under each."""
-    from experiments.diagnose_command import run
-
-    run(
-        drafter=drafter,
-        data_dir=data_dir,
-        verifier_path=verifier_path,
-        documents=documents,
-        k=k,
-        dtype=dtype,
-    )
+for command in (train, parity, export, diagnose):
+    app.command()(command)
+app.command("import")(import_states)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from eagle3.reference import head_norm, reference_layers
 from eagle3.served_as import ServedAs, replayable, with_layers
 from eagle3.unknown_drafter import open_unknown
 from eagle3.verifier import VerifierSpec
-from experiments.parity_command import head_of, trusted
+from experiments.verifier_argument import head_of, trusted
 from stages.runner import set_logging
 
 

@@ -13,7 +13,7 @@ from eagle3.settings import read_settings
 from eagle3.verifier_files import find_file
 from eagle3.workspace import publish
 from experiments.output_folder import check_output
-from experiments.parity_command import head_of
+from experiments.verifier_argument import head_of
 
 
 def run(*, checkpoint: Path, out: Path, verifier_path: str, layout: str) -> None:

@@ -17,15 +17,14 @@ from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import open_foreign
 from eagle3.shard_writer import ShardWriter
 from eagle3.workspace import publish, work_folder
-from experiments.cli import project_root
 from experiments.output_folder import check_output
+from experiments.project import project_root
 from experiments.training_data import (
-    head_of,
     input_digests,
     open_foreign_states,
     split,
-    verifier_of,
 )
+from experiments.verifier_argument import head_of, verifier_of
 from stages.params import read_section
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.signals import stop_on_signals

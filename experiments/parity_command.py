@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ from eagle3.contract import ParitySettings, check_splits, longest_document, open
 from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_head import VerifierHead, read_head, write_head
-from experiments.cli import project_root
-from stages.params import read_section
-from stages.runner import RunSettings, check_device, set_logging
+from experiments.verifier_argument import head_of, trusted
+from stages.runner import check_device, set_logging
 
 
 def run(
@@ -54,25 +51,6 @@ def run(
     for name, result in found.items():
         print(f"{data_dir / name}: {result['words']}")
         print("\n".join(_lines(result)))
-
-
-def trusted() -> bool:
-    """Whether the project's settings let a verifier's own code run; outside of a project, no."""
-    try:
-        path = project_root() / "params.yaml"
-    except HarnessError:
-        return False
-    return read_section(path, RunSettings, "run").trust_remote_code
-
-
-def head_of(verifier_path: str) -> VerifierHead:
-    """The head of a verifier, or of a head file that the pipeline wrote."""
-    if Path(verifier_path).is_file():
-        return read_head(Path(verifier_path))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "head.safetensors"
-        write_head(VerifierSpec.open(verifier_path), path)
-        return read_head(path)  # stays mapped when its name is gone
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

@@ -22,21 +22,20 @@ from eagle3.ranks import joined
 from eagle3.tracking import NullTracker, Tracker, flatten
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
-from experiments.cli import project_root
 from experiments.output_folder import check_output
+from experiments.project import project_root
 from experiments.training_data import (
     States,
     arm_data,
     check_states,
     head_kept_for_resuming,
-    head_of,
     input_digests,
     open_foreign_states,
     split,
     training_folder,
-    verifier_of,
     vocabulary_of,
 )
+from experiments.verifier_argument import head_of, verifier_of
 from stages import provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads

@@ -23,7 +23,7 @@ from eagle3.formats.foreign_states import ForeignFolder, open_foreign
 from eagle3.formats.vocab_arrays import read_arrays
 from eagle3.seeding import seed_of
 from eagle3.verifier import HeadConfig, VerifierSpec
-from eagle3.verifier_head import VerifierHead, read_head, write_head
+from eagle3.verifier_head import VerifierHead
 from eagle3.verifier_model import load_tokenizer
 from eagle3.vocab import DraftVocabulary, VocabSettings, build_vocabulary, read_vocabulary
 from eagle3.workspace import digest, digest_file
@@ -60,24 +60,6 @@ class Chosen(Sequence[Document]):
 def training_folder(data_dir: Path) -> Path:
     """The training split under a folder, or the folder itself."""
     return data_dir / "train" if (data_dir / "train").is_dir() else data_dir
-
-
-def verifier_of(path: str) -> HeadConfig:
-    """What a verifier, or the head file that the pipeline wrote of one, says of itself."""
-    if Path(path).is_file():
-        return read_head(Path(path)).config
-    return VerifierSpec.open(path)
-
-
-def head_of(path: str, work: Path) -> VerifierHead:
-    """From a verifier, through a file in `work`, or from a head file."""
-    file = work / "head.safetensors"
-    if Path(path).is_file():
-        file.unlink(missing_ok=True)
-        file.symlink_to(Path(path).resolve())
-    else:
-        write_head(VerifierSpec.open(path), file)
-    return read_head(file)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ Checkpoint = Annotated[
 
 
 def _root() -> Path:
-    from experiments.cli import project_root
+    from experiments.project import project_root
 
     return project_root()
 
