@@ -15,6 +15,7 @@ from eagle3.reference import head_norm, reference_layers
 from eagle3.served_as import ServedAs, replayable, with_layers
 from eagle3.unknown_drafter import open_unknown
 from eagle3.verifier import VerifierSpec
+from experiments.same_verifier import check_same_verifier
 from experiments.verifier_argument import head_of, trusted
 from stages.runner import set_logging
 
@@ -37,7 +38,7 @@ def run(
     found = splits(data_dir)
     # Held-out documents first: on its own training data a drafter flatters itself.
     name = next((name for name in ("test", "dev") if name in found), next(iter(found)))
-    found[name].check(head.config)
+    check_same_verifier(found[name], head.config, spec.revision)
     some = replayable(found[name], documents, where=data_dir / name)
     kind = getattr(torch, dtype)
     opened, said = open_unknown(drafter, head, kind)

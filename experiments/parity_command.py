@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eagle3.contract import ParitySettings, check_splits, longest_document, open_engine
+from eagle3.contract import ParitySettings, check_splits, longest_document, open_engine, splits
 from eagle3.errors import HarnessError
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
-from experiments.verifier_argument import head_of, trusted
+from experiments.same_verifier import check_same_verifier
+from experiments.verifier_argument import head_of, revision_of, trusted
 from stages.runner import check_device, set_logging
 
 
@@ -36,6 +37,8 @@ def run(
     )
     check_device(device, "--device")
     head = head_of(verifier_path)
+    for dataset in splits(data_dir).values():
+        check_same_verifier(dataset, head.config, revision_of(verifier_path))
     if settings.engine is None:
         found = check_splits(data_dir, head, settings, None)
     else:

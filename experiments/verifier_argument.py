@@ -38,6 +38,11 @@ def head_of(path: str, work: Path | None = None) -> VerifierHead:
     return read_head(file)
 
 
+def revision_of(path: str) -> str | None:
+    """Of its weights; None for a head file, which does not tell."""
+    return None if Path(path).is_file() else VerifierSpec.open(path).revision
+
+
 def trusted() -> bool:
     """Whether the project's settings let a verifier's own code run; outside of a project, no."""
     try:

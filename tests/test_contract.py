@@ -18,6 +18,7 @@ from eagle3.errors import HarnessError
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
 from eagle3.shard_writer import ShardWriter
+from experiments.same_verifier import check_same_verifier
 from stages.params import dump_yaml
 from tests.faulty import AUX, Lab, make_lab
 
@@ -149,3 +150,27 @@ def test_command_names_faults(lab: Lab, tmp_path: Path, project_root: Path) -> N
     )
     assert done.returncode == 2
     assert "row t holds the state of token t + 1 in 6 of 6 documents" in done.stderr
+
+
+def test_states_of_another_verifier_are_refused(
+    lab: Lab, tmp_path: Path, project_root: Path
+) -> None:
+    """One of the same sizes and configuration: a rounded copy, say."""
+    folder = tmp_path / "states"
+    write(lab, folder / "dev", lab.documents(), verifier="a sibling")
+    done = run(command_line(lab, folder), tmp_path, project_root)
+    assert done.returncode == 2 and "made by another verifier" in done.stderr
+    assert "states of a sibling" in done.stderr and "--verifier-path" in done.stderr
+    dataset = splits(folder)["dev"]
+    with pytest.raises(HarnessError, match=r"another verifier[\s\S]*states of a sibling"):
+        check_same_verifier(dataset, lab.head.config, lab.spec.revision)
+    # Where weights are known on both sides, they decide.
+    for revision, name in ((lab.spec.revision, "moved here"), ("0" * 16, lab.spec.verifier)):
+        write(lab, tmp_path / revision, lab.documents(), verifier=name, revision=revision)
+        dataset = splits(tmp_path / revision)[""]
+        if revision == lab.spec.revision:
+            check_same_verifier(dataset, lab.head.config, revision)
+        else:
+            with pytest.raises(HarnessError, match="revision 0000"):
+                check_same_verifier(dataset, lab.head.config, lab.spec.revision)
+            check_same_verifier(dataset, lab.head.config)  # a head alone does not tell
