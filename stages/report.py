@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several("--stages", "provenance: STAGE.json ...")
     for name in ("--study", "--calibration", "--crossover"):
         parser.add_argument(name, type=Path, help="what `eagle3 study` found, where it has run")
+    parser.add_argument("--scaling", type=Path, help="what `eagle3 scaling` found")
+    parser.add_argument("--engines", type=Path, help="engines side by side")
+    parser.add_argument("--trainers", type=Path, help="the training benchmark")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
     parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
@@ -74,6 +77,9 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         study=args.study,
         calibration=args.calibration,
         crossover=args.crossover,
+        scaling=args.scaling,
+        engines=args.engines,
+        trainers=args.trainers,
         lineage=lineage_of(lineage, args.comparison),
     )
     write_atomically(args.out, render(data, settings))

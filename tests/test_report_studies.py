@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle3.report.crossover import crossover
 from eagle3.report.data import ReportData
 from eagle3.report.page import ReportSettings, render
-from eagle3.report.studies import STUDIES, crossover, over_seeds, search
+from eagle3.report.search import search
+from eagle3.report.seeds import over_seeds
 
 
 def trial(number: int, tau: float, lr: float, complete: bool = True) -> dict[str, Any]:
@@ -61,7 +63,7 @@ CROSSOVER = {
 
 
 def test_nothing_without_a_study() -> None:
-    assert [make(ReportData()) for make in STUDIES] == [None, None, None]
+    assert [make(ReportData()) for make in (search, over_seeds, crossover)] == [None, None, None]
 
 
 def test_the_search() -> None:

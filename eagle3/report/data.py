@@ -30,6 +30,8 @@ class ReportData:
         mistakes: one drafter under wrong conventions, as the mistakes stage wrote it.
         provenance: by stage.
         study, calibration, crossover: what `eagle3 study`, its `aa` and its `crossover` found.
+        scaling: what `eagle3 scaling` found.
+        engines, trainers: what the benchmarks of engines and of training measured.
         lineage: the stages behind the comparison, each before those that it `needs`, with `stage`,
             `digest`, `runs` and `reused`.
     """
@@ -46,6 +48,9 @@ class ReportData:
     study: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
     crossover: Mapping[str, Any] | None = None
+    scaling: Mapping[str, Any] | None = None
+    engines: Mapping[str, Any] | None = None
+    trainers: Mapping[str, Any] | None = None
     lineage: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -75,6 +80,11 @@ class ReportData:
         value = self.provenance.get(stage, {}).get("seconds")
         return None if value is None else float(value)
 
+    def notes(self, stage: str) -> Mapping[str, Any]:
+        """What a stage noted beside its results."""
+        found: Mapping[str, Any] = self.provenance.get(stage, {}).get("notes", {})
+        return found
+
     def training(self, arm: str) -> Mapping[str, Any]:
         """What provenance says of an arm's training: seconds, steps, tokens."""
         found = self.provenance.get(f"train@{arm}")
@@ -97,22 +107,28 @@ def read_data(
     study: Path | None = None,
     calibration: Path | None = None,
     crossover: Path | None = None,
+    scaling: Path | None = None,
+    engines: Path | None = None,
+    trainers: Path | None = None,
     lineage: Sequence[Mapping[str, Any]] = (),
 ) -> ReportData:
     """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
     return ReportData(
-        comparison=_json(comparison) if comparison and comparison.is_file() else None,
+        comparison=_some(comparison),
         summaries={_arm(path): _json(path) for path in _there(summaries)},
         timings={_arm(path): _json(path) for path in _there(timings)},
         curves={_arm(path): read_curve(path) for path in _there(curves)},
         texts={_arm(path): [text for _, text in read_lines(path)] for path in _there(texts)},
-        coverage=_json(coverage) if coverage and coverage.is_file() else None,
-        parity=_json(parity) if parity and parity.is_file() else None,
-        mistakes=_json(mistakes) if mistakes and mistakes.is_file() else None,
+        coverage=_some(coverage),
+        parity=_some(parity),
+        mistakes=_some(mistakes),
         provenance={path.stem: _json(path) for path in _there(provenance)},
-        study=_json(study) if study and study.is_file() else None,
-        calibration=_json(calibration) if calibration and calibration.is_file() else None,
-        crossover=_json(crossover) if crossover and crossover.is_file() else None,
+        study=_some(study),
+        calibration=_some(calibration),
+        crossover=_some(crossover),
+        scaling=_some(scaling),
+        engines=_some(engines),
+        trainers=_some(trainers),
         lineage=lineage,
     )
 
@@ -143,6 +159,10 @@ def _there(paths: Iterable[Path]) -> list[Path]:
 
 def _arm(path: Path) -> str:
     return path.name.split(".")[0]
+
+
+def _some(path: Path | None) -> dict[str, Any] | None:
+    return _json(path) if path is not None and path.is_file() else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pydantic import Field
 from eagle3.report.data import ReportData
 from eagle3.report.result import headline, result
 from eagle3.report.sections import SECTIONS
-from eagle3.report.studies import STUDIES
 from eagle3.settings import Settings
 
 TEMPLATE = "page.html.j2"
@@ -32,7 +31,7 @@ def render(data: ReportData, settings: ReportSettings) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found = [section for make in (*SECTIONS, *STUDIES) if (section := make(data)) is not None]
+    found = [section for make in SECTIONS if (section := make(data)) is not None]
     return environment.get_template(TEMPLATE).render(
         title=settings.title, headline=headline(data), result=result(data), sections=found
     )

@@ -6,9 +6,9 @@ from html import escape
 from typing import Any
 
 from eagle3.report import charts, words
+from eagle3.report.colours import tones
 from eagle3.report.data import ReportData
 from eagle3.report.section import Section
-from eagle3.report.sections import tones
 
 
 def headline(data: ReportData) -> str:

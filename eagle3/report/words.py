@@ -36,6 +36,11 @@ def thousands(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def tau(value: float | None) -> str:
+    """1.2345."""
+    return "–" if value is None else f"{value:.4f}"
+
+
 def percent(value: float | None, digits: int = 0) -> str:
     """0.123 as 12%."""
     return "–" if value is None else f"{value:.{digits}%}"
