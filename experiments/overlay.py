@@ -91,7 +91,9 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
     before = set(json.loads(origin.read_text())["files"]) if origin.exists() else set()
-    names = project_files(root)
+    # What was measured apart speaks of the project's own verifier and settings.
+    names = [name for name in project_files(root) if not name.startswith("reports/")]
+    (folder / "reports").mkdir(exist_ok=True)
     for name in names:
         _copy_changed(root / name, folder / name)
     for name in before - set(names):

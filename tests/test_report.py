@@ -161,7 +161,7 @@ def test_missing_inputs_leave_sections_out(
     assert "No two arms have been compared yet." in nothing.text
     some = read_data(summaries=[*made_up["summaries"], tmp_path / "gone.json"])
     assert [i for i in parsed(render(some, ReportSettings())).ids if "-title" not in i] == [
-        "acceptance", "coverage", "exactness",
+        "acceptance", "exactness", "coverage",
     ]  # fmt: skip
     without_speed = ReportData(comparison=data.comparison, summaries=data.summaries)
     ids = parsed(render(without_speed, ReportSettings())).ids

@@ -40,7 +40,7 @@ def engines(data: ReportData) -> Section | None:
     faults = [item for item in found.get("diagnoses", []) if item["named"]]
     if faults:
         body += words.folded(
-            f"{len(faults)} faults put into states on purpose, and how they were named",
+            f"Faults put into states on purpose: {len(faults)}, and how each was named",
             words.table(
                 ["put in", "named"],
                 [[escape(f["fault"]), "<br>".join(map(escape, f["named"]))] for f in faults],

@@ -1,4 +1,4 @@
-"""The report's section on the comparison over seeds: both winners, their difference, what each cost."""
+"""The report's section on the comparison over seeds: winners, differences and costs."""
 
 from __future__ import annotations
 

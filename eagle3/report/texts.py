@@ -68,12 +68,14 @@ def _decoded(arm: str, text: Text) -> str:
 
 
 def _spans(pieces: Sequence[str], positions: Sequence[int]) -> str:
-    return "".join(
-        escape(piece)
-        if position == 0 or not piece
-        else f'<span class="d{min(position, SHADES)}" title="draft {position}">{escape(piece)}</span>'
-        for piece, position in zip(pieces, positions, strict=True)
-    )
+    return "".join(map(_span, pieces, positions))
+
+
+def _span(piece: str, position: int) -> str:
+    if position == 0 or not piece:
+        return escape(piece)
+    shade = min(position, SHADES)
+    return f'<span class="d{shade}" title="draft {position}">{escape(piece)}</span>'
 
 
 def _key(deepest: int) -> str:
