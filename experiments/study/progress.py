@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
 from collections.abc import Sequence
 
 import optuna
@@ -19,8 +18,6 @@ from eagle3.tracking import Tracker
 from experiments.study.search import Search, best_trial, describe
 from experiments.study.store import SLOT, finished
 from experiments.study.work import Kind
-
-SECONDS = "seconds "  # attribute of a study: what one call of the command took of it
 
 
 class Board:
@@ -38,8 +35,6 @@ class Board:
         self._tracker = tracker
         self._ahead = ahead
         self._workers = workers
-        self._session = f"{SECONDS}{uuid.uuid4().hex[:8]}"
-        self._started = time.time()
         self._shown = {(k.study.study_name, t.number) for k in kinds for t in finished(k.study)}
         if self._shown:
             say(f"taken up: {len(self._shown)} finished before")
@@ -61,8 +56,6 @@ class Board:
                 new = True
                 say(f"{_line(kind, trial)} · {self._left()}")
         if new:
-            elapsed = round(time.time() - self._started, 1)
-            self._kinds[0].study.set_user_attr(self._session, elapsed)
             self._log()
 
     def _left(self) -> str:
@@ -92,9 +85,20 @@ class Board:
                     self._tracker.log_metrics({f"best_dev_tau.{kind.arm.name}": best}, int(cost))
 
 
-def seconds_of(study: optuna.Study) -> float:
-    """Wall time of all calls of the command that worked on a study's slots."""
-    return sum(value for name, value in study.user_attrs.items() if name.startswith(SECONDS))
+def seconds_of(*studies: optuna.Study) -> float:
+    """Wall time in which at least one training of them ran; trainings side by side count once."""
+    spans = sorted(
+        (trial.datetime_start, trial.datetime_complete)
+        for study in studies
+        for trial in study.get_trials(deepcopy=False)
+        if trial.datetime_start and trial.datetime_complete
+    )
+    seconds, until = 0.0, None
+    for start, end in spans:
+        since = start if until is None else max(start, until)
+        seconds += max((end - since).total_seconds(), 0.0)
+        until = end if until is None else max(end, until)
+    return seconds
 
 
 def say(text: str) -> None:

@@ -29,7 +29,7 @@ def summary(
     return {
         "study": study.name,
         "digest": {search.arm.name: study_digest(search.study) for search in searches},
-        "seconds": round(seconds_of(searches[0].study) + seconds, 1),
+        "seconds": round(seconds_of(*(search.study for search in searches)) + seconds, 1),
         "wall_limit_reached": limited,
         "cost": study.cost,
         "arms": {search.arm.name: arm_summary(search) for search in searches},
