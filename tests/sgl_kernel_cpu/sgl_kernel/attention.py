@@ -74,12 +74,15 @@ def extend_attention(
         req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(),
         extend_start_loc.tolist(), strict=True,
     ):  # fmt: skip
-        slots = req_to_token[row, :length].long()
-        keys, values = k_buffer[slots].float() * k_scale, v_buffer[slots].float() * v_scale
         piece = slice(start, start + new)
-        if k is not None and v is not None and new:
-            keys[length - new :] = k[piece].float()
-            values[length - new :] = v[piece].float()
+        cached = length if k is None or v is None else length - new
+        slots = req_to_token[row, :cached].long()
+        keys, values = k_buffer[slots].float() * k_scale, v_buffer[slots].float() * v_scale
+        if k is not None and v is not None:
+            # Latent attention without cached rows multiplies its keys and values out: they have
+            # more heads then, and another size, than the pool.
+            keys = torch.cat([keys, k[piece].float()]) if cached else k[piece].float()
+            values = torch.cat([values, v[piece].float()]) if cached else v[piece].float()
         columns = torch.arange(length)
         rows = torch.arange(length - new, length)
         sees = _window(rows, columns, window)
