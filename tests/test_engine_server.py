@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3.engines import sglang, vllm
 from eagle3.engines.server import (
     HOST,
     Launch,
@@ -106,6 +107,58 @@ def test_a_server_ends_with_its_parent(tmp_path: Path, number: int) -> None:
     parent.wait()
     parent.stdout.close()
     assert all(ended(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_its_parent_while_it_starts(tmp_path: Path, number: int) -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from eagle3.engines.server import start_server\n"
+        "from tests.test_engine_server import launch\n"
+        "start_server(launch(Path(sys.argv[1]), sys.argv[2]))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), code], stderr=subprocess.DEVNULL
+    )
+    log, deadline = tmp_path / "server.log", time.monotonic() + 60
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    pids = [int(word) for word in log.read_text().split()]
+    assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+    parent.send_signal(number)
+    assert parent.wait() != 0
+    assert all(ended(pid) for pid in pids)
+
+
+TELLS = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"version": "0.1.0"}).encode())
+    def log_message(self, *args): pass
+http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def test_a_given_server_of_another_version_is_refused(tmp_path: Path) -> None:
+    with running(launch(tmp_path, TELLS)) as server:
+        with pytest.raises(
+            HarnessError, match=rf"another version[\s\S]*{sglang.VERSION}[\s\S]*0.1.0"
+        ):
+            sglang.server_info(server)
+        with pytest.raises(
+            HarnessError, match=rf"another version[\s\S]*{vllm.VERSION}[\s\S]*0.1.0"
+        ):
+            vllm.check_version(server)
 
 
 def test_a_process_that_will_not_end_is_killed(
