@@ -21,7 +21,8 @@ from torch import Tensor
 
 from eagle3.drafter import rms_norm
 from eagle3.errors import HarnessError
-from eagle3.formats.foreign_states import ForeignFolder, RawSample
+from eagle3.formats.foreign_samples import RawSample, refuse_not_finite
+from eagle3.formats.foreign_states import ForeignFolder
 from eagle3.logits import head_logits
 from eagle3.settings import Settings
 from eagle3.verifier_head import VerifierHead
@@ -77,6 +78,8 @@ def settle(
     count = min(PROBED_SAMPLES, len(folder.paths))
     stride = max(1, len(folder.paths) // count)
     samples = [folder.read(index * stride) for index in range(count)]
+    for index, sample in enumerate(samples):
+        refuse_not_finite(sample, folder.paths[index * stride])
     alignment = find_alignment(samples, said.mask_alignment, opening, folder)
     masks = [token_mask(sample.loss_mask, alignment) for sample in samples]
     norm = find_norm(samples, masks, head, said.final_hidden, folder)

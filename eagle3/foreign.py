@@ -20,7 +20,8 @@ from eagle3.conventions import Settled, token_mask
 from eagle3.dataset import Document, StatesMeta
 from eagle3.drafter import rms_norm
 from eagle3.errors import HarnessError
-from eagle3.formats.foreign_states import ForeignFolder, RawSample
+from eagle3.formats.foreign_samples import RawSample
+from eagle3.formats.foreign_states import ForeignFolder
 from eagle3.logits import finish_logits
 from eagle3.verifier_head import VerifierHead
 
@@ -52,7 +53,7 @@ class ForeignStates(Sequence[Document]):
         self.lengths: list[int] = []
         self._starts: list[int] = []
         sample = folder.read(0)
-        self._layers, dtype = len(sample.aux), sample.final.dtype
+        self._layers, self._dtype = len(sample.aux), sample.final.dtype
         for index in tqdm(range(len(folder.paths)), desc="samples", unit="file"):
             start, length = self._extent(index)
             self._starts.append(start)
@@ -64,7 +65,7 @@ class ForeignStates(Sequence[Document]):
             engine_version="unknown",
             aux_layers=list(settled.aux_layers),
             final_hidden=settled.final_hidden,
-            dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            dtype=str(self._dtype).removeprefix("torch."),  # type: ignore[arg-type]
             hidden_size=head.config.hidden_size,
             vocab_size=head.config.vocab_size,
         )
@@ -78,6 +79,12 @@ class ForeignStates(Sequence[Document]):
                 "a sample holds other states than the first one", where=where,
                 rule=f"{self._layers} aux states of size {self._config.hidden_size}",
                 got=f"{len(sample.aux)} of size {sample.final.shape[-1]}",
+            )  # fmt: skip
+        if sample.final.dtype != self._dtype:
+            raise HarnessError(
+                "a sample's states are of another dtype than the first one's", where=where,
+                rule=self._dtype, got=sample.final.dtype,
+                fix="the same dtype in all files, or leave the sample out",
             )  # fmt: skip
         low, high = int(sample.token_ids.min()), int(sample.token_ids.max())
         if low < 0 or high >= self._config.vocab_size:

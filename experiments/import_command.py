@@ -12,13 +12,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle3.conventions import Conventions
-from eagle3.errors import HarnessError
 from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import open_foreign
 from eagle3.shard_writer import ShardWriter
 from eagle3.workspace import publish, work_folder
 from experiments.output_folder import check_output
 from experiments.project import project_root
+from experiments.training_checks import FOREIGN, unknown_states
 from experiments.training_data import (
     input_digests,
     open_foreign_states,
@@ -57,13 +57,7 @@ def run(
     check_device(runs.device)
     folder = open_foreign(data_dir)
     if folder is None:
-        raise HarnessError(
-            "no hidden states of a known format",
-            where=data_dir,
-            rule="data_*.pt (speculators v1), hs_*.safetensors beside an arrow data set (later "
-            "speculators), or rows_*/data_*.ckpt (SpecForge)",
-            got=_contents(data_dir),
-        )
+        raise unknown_states(data_dir, FOREIGN)
     check_output(output_dir, "--output-dir", ())
     verifier = verifier_of(verifier_path)
     key = {
@@ -95,9 +89,3 @@ def _write(states: ForeignStates, chosen: list[int], folder: Path, name: str) ->
     meta = writer.finish()
     log.info("%s: %d samples, %d tokens, %d supervised", name, meta.documents, meta.rows,
              meta.supervised)  # fmt: skip
-
-
-def _contents(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder"
-    return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "an empty folder"

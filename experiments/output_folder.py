@@ -31,7 +31,11 @@ def check_output(folder: Path, name: str, replaceable: Collection[str]) -> None:
             )
     elif folder.exists():
         raise HarnessError(f"{name} is a file", where=folder, rule="a folder")
-    above = next(parent for parent in folder.resolve().parents if parent.is_dir())
+    above = next(parent for parent in folder.resolve().parents if parent.exists())
+    if not above.is_dir():
+        raise HarnessError(
+            f"{name} lies under a file", where=above, rule="a folder", fix=f"another {name}"
+        )
     try:
         with tempfile.TemporaryDirectory(dir=above):
             pass

@@ -24,6 +24,7 @@ from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.output_folder import check_output
 from experiments.project import project_root
+from experiments.training_checks import check_drafter, refuse_without_answers
 from experiments.training_data import (
     States,
     arm_data,
@@ -32,6 +33,7 @@ from experiments.training_data import (
     input_digests,
     open_foreign_states,
     split,
+    tokens_of,
     training_folder,
     vocabulary_of,
 )
@@ -125,13 +127,18 @@ def run(
         ranks.on_leader(lambda: head_of(verifier_path, work).config)  # the file, for all to read
         head = read_head(work / "head.safetensors")
         states: States
+        if init is not None and folder is not None:
+            check_drafter(init, head, conventions.aux_layers, drafter_aux_layers)
         if folder is not None:
             states = open_foreign_states(folder, verifier_path, head, conventions, runs)
         else:
             states = StatesDataset.open(training_folder(data_dir))
+            if init is not None:
+                check_drafter(init, head, states.meta.aux_layers, drafter_aux_layers)
         splits = folder is None and (data_dir / "train").is_dir()
         held_out = None if (data_dir / "dev").is_dir() and splits else val_ratio
         kept, _ = split(states, held_out)
+        refuse_without_answers([mask for _, mask in tokens_of(states, kept)], settings.max_length)
         vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
         with _tracked(root, output_dir, key, leads=ranks.leads) as tracker:

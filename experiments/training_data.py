@@ -27,6 +27,7 @@ from eagle3.verifier_head import VerifierHead
 from eagle3.verifier_model import load_tokenizer
 from eagle3.vocab import DraftVocabulary, VocabSettings, build_vocabulary, read_vocabulary
 from eagle3.workspace import digest, digest_file
+from experiments.training_checks import FOREIGN, OWN, unknown_states
 from stages.params import read_section
 from stages.runner import RunSettings
 
@@ -81,6 +82,8 @@ def check_states(data_dir: Path, verifier: HeadConfig, said: Conventions) -> For
     """
     folder = open_foreign(data_dir)
     if folder is None:
+        if not (training_folder(data_dir) / "index.jsonl").is_file():
+            raise unknown_states(data_dir, f"{OWN}, {FOREIGN}")
         StatesDataset.open(training_folder(data_dir)).check(verifier)
         if said != Conventions():
             raise HarnessError(
@@ -129,18 +132,19 @@ def vocabulary_of(
     if folder is None:
         wanted = read_section(params, VocabSettings, "vocab").size or size
         counts = torch.zeros(size, dtype=torch.int64)
-        for ids, mask in _tokens(states, kept):
+        for ids, mask in tokens_of(states, kept):
             counts += torch.bincount(ids[mask.bool()].long(), minlength=size)
         log.info("no --vocab-mapping-dir: %d draft tokens chosen from the data", wanted)
         return build_vocabulary(counts, wanted, head.config.eos_token_ids)
-    if folder.is_file():
-        return read_vocabulary(folder, vocab_size=size)
-    if (folder / "vocab.safetensors").is_file():
-        return read_vocabulary(folder / "vocab.safetensors", vocab_size=size)
-    return read_arrays(folder, size)
+    file = folder if folder.is_file() else folder / "vocab.safetensors"
+    given = read_vocabulary(file, vocab_size=size) if file.is_file() else read_arrays(folder, size)
+    if ends := [end for end in head.config.eos_token_ids if end < size and not given.t2d[end]]:
+        log.warning("%s cannot draft token %s, which ends an answer", folder, ends)
+    return given
 
 
-def _tokens(states: States, kept: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def tokens_of(states: States, kept: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Token ids and masks of samples; their states are not read."""
     for index in kept:
         if isinstance(states, ForeignStates):  # without its states: those are most of the bytes
             yield states.tokens(index)

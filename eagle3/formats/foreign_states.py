@@ -10,36 +10,25 @@ Shape suffixes: T tokens of a sample, H hidden size.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eagle3.errors import HarnessError
+from eagle3.formats.foreign_samples import SAMPLE, RawSample, check_sample, kind_of, tensor_of
 from eagle3.pickles import load_pickled
 from eagle3.reading import open_tensors, read_object
 
 V1, ARROW, SPECFORGE = "speculators v1", "speculators (arrow)", "SpecForge"
-
-
-@dataclass(frozen=True)
-class RawSample:
-    """One sample as stored.
-
-    Attributes:
-        token_ids, loss_mask: [T], any whole-number dtype.
-        aux: one [T, H] for each aux layer, in stored order.
-        final: [T, H].
-    """
-
-    token_ids: Tensor
-    loss_mask: Tensor
-    aux: Sequence[Tensor]
-    final: Tensor
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,7 @@ class ForeignFolder:
         """
         path = self.paths[index]
         sample = _READERS[self.kind](self, path)
-        _check(sample, path)
+        check_sample(sample, path)
         return sample
 
     @cached_property
@@ -102,7 +91,7 @@ def open_foreign(folder: Path) -> ForeignFolder | None:
     """The folder as one of the known formats, or None.
 
     Raises:
-        HarnessError: it holds files of two formats.
+        HarnessError: it holds files of two formats, or two for one sample.
     """
     patterns = {
         V1: ("data_*.pt",),
@@ -123,7 +112,15 @@ def open_foreign(folder: Path) -> ForeignFolder | None:
             fix="move one of them into a folder of its own",
         )  # fmt: skip
     kind = kinds[0]
-    return ForeignFolder(kind, folder, found[kind], _says(folder, kind))
+    for one, other in pairwise(found[kind]):
+        if _number(one)[0] == _number(other)[0]:
+            raise HarnessError(
+                "two files of hidden states have one number", where=folder,
+                rule="a file a sample, each with a number of its own",
+                got=f"{one.relative_to(folder)} and {other.relative_to(folder)}",
+                fix="remove or rename one of them",
+            )  # fmt: skip
+    return ForeignFolder(kind, folder, found[kind], _says(folder, kind, len(found[kind])))
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -131,19 +128,31 @@ def _number(path: Path) -> tuple[int, str]:
     return (int(digits[1]) if digits else -1, path.name)
 
 
-def _says(folder: Path, kind: str) -> str:
+def _says(folder: Path, kind: str, files: int) -> str:
     """What data_config.json names, and how its writer counted."""
     config = folder / "data_config.json"
     if kind != V1 or not config.is_file():
         return f"{kind} does not write down its layers"
     about = read_object(config)
-    version = (about.get("format") or {}).get("data_format_version")
+    parts = {name: about.get(name) or {} for name in ("format", "hidden_states", "data")}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise HarnessError(
+                "not the data_config.json of speculators", where=config, rule=f"{name}: an object",
+                got=part, fix="correct it, or remove it: only its layer ids are quoted",
+            )  # fmt: skip
+    version = parts["format"].get("data_format_version")
     if version not in (1, None):
         raise HarnessError(
             "a version of the speculators data format that is not known", where=config,
             rule="data_format_version 1", got=version,
         )  # fmt: skip
-    ids = (about.get("hidden_states") or {}).get("layer_ids")
+    promised = parts["data"].get("num_samples")
+    if promised is not None and promised != files:
+        log.warning(
+            "%s: %d files of samples, where %s names %s", folder, files, config.name, promised
+        )
+    ids = parts["hidden_states"].get("layer_ids")
     return (
         f"data_config.json names layer_ids {json.dumps(ids)}, written by speculators "
         f"{about.get('version')}: v0.3 and v0.4 counted outputs of layers, the last for the final "
@@ -153,39 +162,57 @@ def _says(folder: Path, kind: str) -> str:
 
 def _read_v1(folder: ForeignFolder, path: Path) -> RawSample:
     data = load_pickled(path)
-    _need(data, ("input_ids", "hidden_states", "loss_mask"), path)
-    states = data["hidden_states"]
-    return RawSample(data["input_ids"], data["loss_mask"], states[:-1], states[-1])
+    ids, mask = (tensor_of(data, name, 1, path) for name in ("input_ids", "loss_mask"))
+    states = data.get("hidden_states")
+    if isinstance(states, Tensor) and states.dim() == 3:
+        states = list(states)
+    if not isinstance(states, list | tuple) or not states:
+        raise HarnessError(
+            "a sample lacks what its format holds", where=path,
+            rule="hidden_states: a list of tensors [T, H], the final state last",
+            got=kind_of(states), fix=SAMPLE,
+        )  # fmt: skip
+    named = {f"hidden_states[{i}]": state for i, state in enumerate(states)}
+    states = [tensor_of(named, name, 2, path) for name in named]
+    return RawSample(ids, mask, states[:-1], states[-1])
 
 
 def _read_specforge(folder: ForeignFolder, path: Path) -> RawSample:
     data = load_pickled(path)
-    _need(data, ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state"), path)
-    final_TH, aux = data["hidden_state"].squeeze(0), data["aux_hidden_state"].squeeze(0)
+    final_TH, aux = (
+        tensor_of(data, name, 2, path) for name in ("hidden_state", "aux_hidden_state")
+    )
     size = final_TH.shape[-1]
-    if aux.shape[-1] % size:
+    if not size or aux.shape[-1] % size:
         raise HarnessError(
             "aux states are not a whole number of hidden sizes wide", where=path,
             rule=f"a multiple of {size}", got=aux.shape[-1],
         )  # fmt: skip
-    ids, mask = data["input_ids"].view(-1), data["loss_mask"].view(-1)
+    ids, mask = (tensor_of(data, name, 1, path) for name in ("input_ids", "loss_mask"))
     return RawSample(ids, mask, aux.split(size, dim=-1), final_TH)
 
 
 def _read_arrow(folder: ForeignFolder, path: Path) -> RawSample:
-    with open_tensors(path, fix="write or copy it again, or remove it") as file:
-        data = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    _need(data, ("token_ids", "hidden_states"), path)
-    row = folder.arrow[_number(path)[0]]
-    ids = data["token_ids"].view(-1)
+    with open_tensors(path, fix=SAMPLE) as file:
+        data = {name: file.gettensor_of(name) for name in file.keys()}  # noqa: SIM118
+    ids, states = tensor_of(data, "token_ids", 1, path), tensor_of(data, "hidden_states", 3, path)
+    number, rows = _number(path)[0], len(folder.arrow)
+    if not 0 <= number < rows:
+        raise HarnessError(
+            "hidden states of a sample that the data set does not have", where=path,
+            rule=f"hs_0.safetensors to hs_{rows - 1}.safetensors: its {rows} rows", got=path.name,
+            fix="give the folder that the data was prepared into, its hidden_states in it",
+        )  # fmt: skip
+    row = {name: torch.astensor_of(value) for name, value in folder.arrow[number].items()
+           if name in ("input_ids", "loss_mask")}  # fmt: skip
     if ids.tolist() != row["input_ids"].view(-1).tolist():
         raise HarnessError(
             "hidden states and data set hold other tokens for the same sample", where=path,
-            rule=f"{len(row['input_ids'])} token ids of row {_number(path)[0]}",
+            rule=f"{len(row['input_ids'])} token ids of row {number}",
             got=f"{len(ids)} others", fix="extract the sample again, or remove its file",
         )  # fmt: skip
-    states = data["hidden_states"].unbind(1)
-    return RawSample(ids, row["loss_mask"].view(-1), states[:-1], states[-1])
+    each = states.unbind(1)
+    return RawSample(ids, tensor_of(row, "loss_mask", 1, path), each[:-1], each[-1])
 
 
 _READERS: dict[str, Callable[[ForeignFolder, Path], RawSample]] = {
@@ -193,30 +220,3 @@ _READERS: dict[str, Callable[[ForeignFolder, Path], RawSample]] = {
     ARROW: _read_arrow,
     SPECFORGE: _read_specforge,
 }
-
-
-def _need(data: dict[str, Any], names: Sequence[str], path: Path) -> None:
-    if missing := [name for name in names if name not in data]:
-        raise HarnessError(
-            "a sample lacks what its format holds", where=path, rule=", ".join(names),
-            got=f"no {', '.join(missing)}; there are {', '.join(map(str, data)) or 'none'}",
-        )  # fmt: skip
-
-
-def _check(sample: RawSample, path: Path) -> None:
-    rows = len(sample.token_ids)
-    shapes = [list(state.shape) for state in (*sample.aux, sample.final)]
-    wanted = [rows, sample.final.shape[-1]]
-    if not sample.aux or any(shape != wanted for shape in shapes):
-        raise HarnessError(
-            "states and tokens of a sample differ in number, so nobody can say which belongs where",
-            where=path,
-            rule=f"{rows} tokens, and one aux state or more of {wanted}",
-            got=", ".join(map(str, shapes)),
-            fix="remove the sample's file, or extract it again without prefix cache and chunks",
-        )
-    if len(sample.loss_mask) != rows:
-        raise HarnessError(
-            "loss mask and tokens of a sample differ in number", where=path, rule=rows,
-            got=len(sample.loss_mask), fix="remove the sample's file, or prepare it again",
-        )  # fmt: skip

@@ -32,6 +32,11 @@ def read_arrays(folder: Path, size: int) -> DraftVocabulary:
             "vocabulary mapping of another verifier", where=folder / "t2d.npy",
             rule=f"{size} tokens", got=len(t2d),
         )  # fmt: skip
+    if not len(targets):
+        raise HarnessError(
+            "a vocabulary mapping without tokens", where=folder / "t2d.npy",
+            rule="a draft vocabulary of one token or more", got=f"{len(d2t)} in d2t, none in t2d",
+        )  # fmt: skip
     ids = torch.arange(len(d2t))
     for offsets in (d2t, d2t - ids):
         if torch.equal(offsets + ids, targets):
