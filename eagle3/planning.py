@@ -18,6 +18,7 @@ from eagle3.settings import Settings
 TOKEN_BYTES = 4 + 4 + 4 + 1  # token id, argmax, log-sum-exp, mask
 CODECS = {"float32": 4.0, "bfloat16": 2.0, "fp8 with a scale a row": 1.0}
 SCALE_BYTES = {"fp8 with a scale a row": 4}
+WRITTEN = ("float32", "bfloat16")  # by extraction; of the others a plan says what they would take
 # Weight, gradient and two moments in float32, and the copy in bfloat16 that a step computes with.
 TRAINED_BYTES, RESUME_BYTES, STORED_BYTES = 4 * 4 + 2, 3 * 4, 2
 FEW_SAMPLES = 100_000
@@ -193,10 +194,10 @@ def warnings(
         )
     need = found.disk[stored] + found.head_file
     if need > free:
-        others = [name for name, size in found.disk.items() if size + found.head_file <= free]
+        others = [name for name in WRITTEN if found.disk[name] + found.head_file <= free]
         said.append(
             f"the disk is too small: {need / GIB:,.0f} GiB needed as {stored}, {free / GIB:,.0f} "
-            f"GiB free; {'fits as ' + ', '.join(others) if others else 'no codec fits'}"
+            f"GiB free; {'fits as ' + ', '.join(others) if others else 'extract fewer samples'}"
         )
     peak = sum(found.memory.values())
     if device_memory is not None and peak > device_memory:

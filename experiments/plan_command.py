@@ -13,6 +13,7 @@ from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.layer_ids import RAW_LAYER_IDS, sglang_layer_ids, vllm_ids
 from eagle3.planning import (
     GIB,
+    WRITTEN,
     Estimate,
     PlanSettings,
     Shape,
@@ -201,6 +202,7 @@ def _lines(task: Task, found: Estimate) -> list[str]:
     ]
     lines += [
         f"  {name}: {found.token_bytes[name]:,.0f} bytes a token, {size / GIB:,.1f} GiB"
+        f"{'' if name in WRITTEN else ' (nothing here writes it yet)'}"
         for name, size in found.disk.items()
     ]
     lines += [

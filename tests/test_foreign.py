@@ -218,6 +218,55 @@ def test_samples_that_do_not_fit_are_named(world: World, tmp_path: Path) -> None
         assert "data_2.pt" in str(caught.value)
 
 
+def test_samples_of_other_kinds_are_named(world: World, tmp_path: Path) -> None:
+    """Each of these was once trained on, or ended in a traceback."""
+    made = world.samples[2]
+    every = [*made.aux, made.pre]
+    labels = torch.where(made.mask.bool(), made.ids, -100)
+    none = {"input_ids": made.ids[:0], "loss_mask": made.mask[:0]}
+    none |= {"hidden_states": [state[:0] for state in every]}
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "list": ({"input_ids": made.ids.tolist()}, r"input_ids[\s\S]*1 axis[\s\S]*got: list"),
+        "floats": ({"input_ids": made.ids.float()}, r"no whole numbers[\s\S]*torch.float32"),
+        "labels": ({"loss_mask": labels}, r"something else than 0 and 1[\s\S]*got: -100"),
+        "weights": ({"loss_mask": made.mask * 0.5}, r"else than 0 and 1[\s\S]*got: 0.5"),
+        "integers": ({"hidden_states": [s.long() for s in every]}, r"not read[\s\S]*int64"),
+        "double": ({"hidden_states": [s.double() for s in every]}, r"not read[\s\S]*float64"),
+        "two": ({"hidden_states": [*made.aux, made.pre.half()]}, r"float16, torch.float32"),
+        "other": ({"hidden_states": [s.half() for s in every]}, r"another dtype than the first"),
+        "number": ({"hidden_states": 0}, r"a list of tensors[\s\S]*got: int"),
+        "texts": ({"hidden_states": ["a"] * 4}, r"hidden_states\[0\][\s\S]*2 axes[\s\S]*got: str"),
+        "nothing": ({"hidden_states": []}, r"a list of tensors[\s\S]*list without entries"),
+        "sparse": ({"hidden_states": [s.to_sparse() for s in every]}, r"2 axes[\s\S]*sparse"),
+        "empty": (none, r"a sample without tokens"),
+    }
+    for name, (changes, message) in cases.items():
+        folder = opened(_changed(world, tmp_path / name, **changes))
+        settled = Settled(tuple(LAYERS), "pre_norm", "token", "refuse")
+        with pytest.raises(HarnessError, match=message) as caught:
+            ForeignStates(folder, world.head, settled, device="cpu")
+        assert "data_2.pt" in str(caught.value)
+
+
+def test_an_axis_for_a_batch_is_taken_off(world: World, tmp_path: Path) -> None:
+    made = world.samples[2]
+    wide = [state[None] for state in (*made.aux, made.pre)]
+    changes = {"input_ids": made.ids[None], "loss_mask": made.mask[None], "hidden_states": wide}
+    sample = opened(_changed(world, tmp_path / "batch", **changes)).read(2)
+    assert torch.equal(sample.token_ids, made.ids) and torch.equal(sample.final, made.pre)
+    stacked = torch.stack([*made.aux, made.pre])
+    sample = opened(_changed(world, tmp_path / "stacked", hidden_states=stacked)).read(2)
+    assert torch.equal(sample.aux[1], made.aux[1]) and torch.equal(sample.final, made.pre)
+
+
+def test_states_that_are_no_numbers_are_named(world: World, tmp_path: Path) -> None:
+    made = world.samples[2]
+    changes = {"hidden_states": [*made.aux[:2], made.aux[2] * math.inf, made.pre]}
+    folder = opened(_changed(world, tmp_path / "inf", **changes))
+    with pytest.raises(HarnessError, match=r"a NaN or infinity[\s\S]*data_2.pt"):
+        settle(folder, world.head, SAID, world.opening)
+
+
 def test_states_of_another_hidden_size(world: World, tmp_path: Path) -> None:
     folder = opened(write_v1(tmp_path / "data", world.samples))
     config = world.head.config.model_copy(update={"hidden_size": 32})
@@ -304,6 +353,31 @@ def test_folders_that_cannot_be_used(world: World, tmp_path: Path) -> None:
     torch.save(data | {"aux_hidden_state": torch.zeros(1, 5, 100)}, file)
     with pytest.raises(HarnessError, match=r"whole number of hidden sizes[\s\S]*multiple of 64"):
         opened(path).read(0)
+
+
+def test_files_that_do_not_go_together(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_v1(tmp_path / "twice", world.samples)
+    (path / "data_01.pt").write_bytes((path / "data_1.pt").read_bytes())
+    with pytest.raises(HarnessError, match=r"one number[\s\S]*data_01.pt and data_1.pt"):
+        open_foreign(path)
+    path = write_specforge(tmp_path / "rows", world.samples)
+    (path / "rows_5-10" / "data_1.ckpt").write_bytes((path / "rows_0-5/data_1.ckpt").read_bytes())
+    with pytest.raises(HarnessError, match=r"one number[\s\S]*rows_[\s\S]*data_1.ckpt and rows_"):
+        open_foreign(path)
+    path = write_arrow(tmp_path / "beyond", world.samples)
+    states = path / "hidden_states"
+    (states / "hs_77.safetensors").write_bytes((states / "hs_2.safetensors").read_bytes())
+    with pytest.raises(HarnessError, match=r"does not have[\s\S]*its 8 rows[\s\S]*hs_77"):
+        opened(path).read(8)
+    path = write_v1(tmp_path / "fewer", world.samples)
+    (path / "data_4.pt").unlink()
+    open_foreign(path)
+    assert any("7 files of samples, where data_config.json names 8" in m for m in caplog.messages)
+    (path / "data_config.json").write_text('{"format": [1]}')
+    with pytest.raises(HarnessError, match=r"not the data_config.json[\s\S]*format: an object"):
+        open_foreign(path)
 
 
 def test_an_arrow_file_that_is_damaged_is_named(world: World, tmp_path: Path) -> None:

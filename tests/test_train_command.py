@@ -41,7 +41,8 @@ def test_offsets_and_token_ids_are_told_apart(tmp_path: Path) -> None:
         ([1.5, 2.5], [True] * SIZE, r"d2t.npy[\s\S]*got: float64 \[2\]"),
         ([[1, 2]], [True] * SIZE, r"d2t.npy[\s\S]*got: int64 \[1, 2\]"),
         ([0], [True] * 3, r"another verifier[\s\S]*t2d.npy[\s\S]*6 tokens[\s\S]*got: 3"),
-        ([0, 0], [False] * SIZE, "disagree"),
+        ([0, 0], [False] * SIZE, r"without tokens[\s\S]*2 in d2t, none in t2d"),
+        ([0, 0], [True, False] * 3, "disagree"),
     ],
 )
 def test_arrays_that_cannot_be_used(tmp_path: Path, d2t: object, t2d: object, message: str) -> None:
@@ -117,12 +118,15 @@ def test_what_is_refused(project: Path, tiny_verifier: Path) -> None:
         assert left == [], left
 
     refused("config.json is missing", project / "no", mine, out)
-    refused(r"no finished folder[\s\S]*none", tiny_verifier, project / "none", out)
+    known = r"no hidden states of a known format[\s\S]*"
+    refused(known + r"none[\s\S]*no such folder", tiny_verifier, project / "none", out)
+    refused(known + r"speculators v1[\s\S]*got: thesis", tiny_verifier, project / "full", out)
     refused("do not belong together", tiny_verifier, theirs, out)
     refused("nothing to start from", tiny_verifier, mine, out, finetune_from=str(project / "no"))
     refused(r"scheduler = 'cosin'[\s\S]*'cosine'", tiny_verifier, mine, out, scheduler="cosin")
     refused("holds other files[\\s\\S]*thesis.tex", tiny_verifier, mine, project / "full")
     refused("is a file", tiny_verifier, mine, project / "full" / "thesis.tex")
+    refused("lies under a file", tiny_verifier, mine, project / "full" / "thesis.tex" / "out")
     assert (project / "full" / "thesis.tex").read_text() == "years of work"
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3.dataset import StatesMeta
+from eagle3.errors import HarnessError
 from eagle3.shard_writer import ShardWriter
 from experiments.train_command import run
 from stages.params import dump_yaml, read_yaml
@@ -94,3 +95,44 @@ def test_a_given_vocabulary_is_the_drafters(project: Path) -> None:
     tensors = load_file(project / "drafter" / "model.safetensors")
     assert (tensors["d2t"] + torch.arange(5)).tolist() == targets.tolist()
     assert tensors["lm_head.weight"].shape == (5, HIDDEN)
+
+
+def test_a_mapping_that_cannot_end_an_answer_is_said(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = np.zeros(VOCAB, dtype=bool)
+    kept[[5, 11, 30]] = True
+    (project / "mapping").mkdir()
+    np.save(project / "mapping" / "t2d.npy", kept)
+    np.save(project / "mapping" / "d2t.npy", np.array([5, 11, 30]))
+    train(epochs=1, vocab_mapping_dir=Path("mapping"))
+    assert any("cannot draft token [" in message for message in caplog.messages)
+
+
+def test_samples_cut_before_their_answer_are_counted(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """make_documents' answers begin at token 3: a row that is fed needs two after it."""
+    train(epochs=1, max_seq_len=5)
+    assert not any("nothing is learnt" in message for message in caplog.messages)
+    with pytest.raises(HarnessError, match=r"nothing to learn[\s\S]*first 4\n[\s\S]*30 samples"):
+        train(epochs=1, max_seq_len=4, output_dir=Path("none"))
+    assert not Path("none").exists()
+
+
+def test_a_drafter_is_refused_before_samples_are_read(project: Path) -> None:
+    train(epochs=1)
+    path = project / "drafter" / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"fc.weight": tensors["fc.weight"] * torch.nan}, path)
+    with pytest.raises(HarnessError, match=r"weights hold a NaN[\s\S]*got: fc.weight"):
+        train(epochs=1, finetune_from="drafter", output_dir=Path("second"))
+    save_file(tensors, path)
+    config = json.loads((project / "drafter" / "config.json").read_text())
+    config["aux_layers"] = [0, 1, 3]
+    (project / "drafter" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HarnessError, match=r"other layers[\s\S]*\[0, 2, 3\][\s\S]*\[0, 1, 3\]"):
+        train(epochs=1, finetune_from="drafter", output_dir=Path("second"))
+    assert not Path("second").exists()
+    runs = list(Path(".work/tracking").glob("*/journal.jsonl"))
+    assert len(runs) <= 1  # of the first training: a refusal is no run

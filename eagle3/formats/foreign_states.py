@@ -194,7 +194,7 @@ def _read_specforge(folder: ForeignFolder, path: Path) -> RawSample:
 
 def _read_arrow(folder: ForeignFolder, path: Path) -> RawSample:
     with open_tensors(path, fix=SAMPLE) as file:
-        data = {name: file.gettensor_of(name) for name in file.keys()}  # noqa: SIM118
+        data = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     ids, states = tensor_of(data, "token_ids", 1, path), tensor_of(data, "hidden_states", 3, path)
     number, rows = _number(path)[0], len(folder.arrow)
     if not 0 <= number < rows:
@@ -203,7 +203,7 @@ def _read_arrow(folder: ForeignFolder, path: Path) -> RawSample:
             rule=f"hs_0.safetensors to hs_{rows - 1}.safetensors: its {rows} rows", got=path.name,
             fix="give the folder that the data was prepared into, its hidden_states in it",
         )  # fmt: skip
-    row = {name: torch.astensor_of(value) for name, value in folder.arrow[number].items()
+    row = {name: torch.as_tensor(value) for name, value in folder.arrow[number].items()
            if name in ("input_ids", "loss_mask")}  # fmt: skip
     if ids.tolist() != row["input_ids"].view(-1).tolist():
         raise HarnessError(
