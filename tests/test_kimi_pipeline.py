@@ -276,7 +276,7 @@ def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
     said = warnings(task, found, free=600.0 * GIB, device_memory=10.0 * GIB, stored="bfloat16")
     assert "929 GiB needed as bfloat16, 600 GiB free; extract fewer samples" in said[1]
     wide = warnings(task, found, free=1000.0 * GIB, device_memory=None, stored="float32")
-    assert "1,853 GiB needed as float32, 1,000 GiB free; fits as bfloat16" in wide[1]
+    assert "1,852 GiB needed as float32, 1,000 GiB free; fits as bfloat16" in wide[1]
     assert said[2].startswith("training needs 19.9 GiB, the device has 10.0: lower")
     enough = warnings(task, found, free=2e15, device_memory=1e15, stored="bfloat16")
     assert [line.split()[0] for line in enough] == ["10,000"]
