@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,7 @@ def serve(root: Path, port: int | None) -> int:
     print(f"MLflow over {store.database}: {page}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
         command,
-        preexec_fn=end_with_parent,
+        preexec_fn=partial(end_with_parent, os.getpid()),
         start_new_session=True,
         # No queue of background jobs: nothing here uses one, and each is a process more.
         env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},

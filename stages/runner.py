@@ -208,8 +208,8 @@ def run_stage(
     stage = Stage(args.name, f"stages.{name}", Path.cwd())
     set_logging()
     started = time.time()
-    stop_on_signals()
     try:
+        stop_on_signals()
         threads = stage.run.threads
         check_device(stage.run.device)
         set_threads(threads)

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from eagle3.errors import HarnessError
+from stages import FIRST_PARENT
 
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _PR_SET_PDEATHSIG = 1
@@ -24,10 +26,16 @@ _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def end_with_parent() -> None:
-    """Asks Linux for SIGTERM when the parent dies, however it dies."""
+def end_with_parent(parent: int) -> None:
+    """Asks Linux for SIGTERM when the parent dies, however it dies.
+
+    Args:
+        parent: its process id as it was at first: one that has died meanwhile sends no signal.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -40,7 +48,7 @@ def stop_on_signals() -> None:
         return
     signal.signal(signal.SIGTERM, _interrupt)
     if "DVC_ROOT" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent()
+        end_with_parent(FIRST_PARENT)
 
 
 def ignore_stop_signals() -> None:
@@ -61,9 +69,8 @@ def run_child(
     Args:
         stdout: a file descriptor for what it prints; None: this process's own.
     """
-    child = subprocess.Popen(
-        command, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=end_with_parent
-    )
+    ending = partial(end_with_parent, os.getpid())
+    child = subprocess.Popen(command, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=ending)
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,6 +63,50 @@ def test_a_child_ends_with_a_killed_parent(project_root: Path) -> None:
     while not gone(child):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+# A stage: it imports for a while, and only then asks to end with its parent.
+IMPORTING = """
+import os, sys, time
+if os.fork():
+    time.sleep(60)
+else:
+    exec(sys.argv[1])
+"""
+STAGE = """
+import stages
+parent = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == parent:
+    time.sleep(0.01)
+from stages.signals import stop_on_signals
+os.environ["DVC_ROOT"] = "."
+try:
+    stop_on_signals()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to children is Linux's")
+def test_a_stage_ends_whose_parent_was_killed_while_it_imported(project_root: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING, STAGE],
+        cwd=project_root,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    try:
+        assert select.select([parent.stdout], [], [], 20)[0], "the stage goes on without its parent"
+        assert parent.stdout.readline() == "ended\n"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("whole_terminal", [True, False])

@@ -395,6 +395,17 @@ def test_stores_of_another_kind(project: Path, url: str) -> None:
     assert "secret" not in str(raised.value)
 
 
+def test_a_server_whose_port_is_no_number(project: Path) -> None:
+    with pytest.raises(HarnessError, match="cannot be reached") as raised:
+        store.open_store(store.store_url(project, "postgresql://ann:secret@host:port/db"), 15)
+    assert "host:port/db" in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_name_that_is_none(project: Path) -> None:
+    with pytest.raises(HarnessError, match=r"--name[\s\S]*name = 'a b'"):
+        prepare(project, "a b")
+
+
 def test_a_store_that_is_not_one(project: Path) -> None:
     (project / "studies.db").write_text("poetry")
     with pytest.raises(HarnessError, match="cannot be reached"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eagle3.settings import read_settings
 from experiments.study.bench import Bench, quiet
 from experiments.study.settings import StudySettings
 from experiments.study.store import open_store, store_url
@@ -29,7 +30,7 @@ def prepare(root: Path, name: str | None = None, finetune_from: Path | None = No
     bench = Bench(root, finetune_from=finetune_from)
     if name is not None:
         values = {**bench.study.model_dump(), "name": name}
-        bench.study = StudySettings.model_validate(values)
+        bench.study = read_settings(StudySettings, values, where="--name")
     set_threads(bench.run.threads)
     check_device(bench.run.device)
     return bench

@@ -70,10 +70,14 @@ def is_there(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """The URL without its password."""
+    """The URL without its password; of one that is no URL, what comes after it."""
     from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
 
-    return make_url(url).render_as_string(hide_password=True)
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        return url.rpartition("@")[-1]
 
 
 def open_store(url: str, heartbeat: int) -> RDBStorage:

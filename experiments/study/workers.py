@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from eagle3.errors import HarnessError
@@ -42,7 +43,7 @@ def run_workers(
                 env=environment,
                 stdout=file,
                 stderr=file,
-                preexec_fn=end_with_parent,
+                preexec_fn=partial(end_with_parent, os.getpid()),
             )
         children.append(child)
     say(f"{count} workers begin, processes {', '.join(str(c.pid) for c in children)}; logs: {logs}")
