@@ -127,3 +127,7 @@ def main() -> None:
             print(f"eagle3: {known}", file=sys.stderr)
             raise SystemExit(2) from None
         raise
+
+
+if __name__ == "__main__":
+    main()

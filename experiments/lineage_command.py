@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
 def as_text(target: Target, steps: list[Step]) -> str:
     """The chain, one paragraph a stage, each above those that it needs."""
     first = target.asked if target.value is None else f"{target.asked} = {target.value}"
-    return "\n\n".join([first, *map(_paragraph, steps)])
+    # Settings of what was asked for, and of where everything begins; --json has those of all.
+    paragraphs = [_paragraph(step, settings=number == 0) for number, step in enumerate(steps)]
+    return "\n\n".join([first, *paragraphs])
 
 
-def _paragraph(step: Step) -> str:
+def _paragraph(step: Step, *, settings: bool) -> str:
     record = step.record
     code = str(record.get("commit") or "unknown")[:SHORT] + ("+" if record.get("dirty") else "")
     lines = [f"{step.stage}   code {code}   {record.get('started', 'its record is lost')}"]
@@ -52,10 +55,19 @@ def _paragraph(step: Step) -> str:
         f"  from    {path}  {_short(md5)}  {maker or 'not made by a stage'}"
         for path, (md5, maker) in step.needs.items()
     ]
-    if not any(maker for _, maker in step.needs.values()) or step.stage == "prompts":
+    source = not any(maker for _, maker in step.needs.values()) or step.stage == "prompts"
+    if settings or source:
         own = {name: value for name, value in step.params.items() if name != "run"}
-        lines += [f"  setting {name}: {json.dumps(value)}" for name, value in own.items()]
+        lines += [f"  setting {name}: {json.dumps(value)}" for name, value in _flat(own)]
     return "\n".join(lines)
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
 
 
 def _short(md5: str) -> str:
