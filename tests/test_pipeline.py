@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from experiments import verify_command
-from experiments.overlay import project_files
 from experiments.lineage_command import as_text
+from experiments.overlay import project_files
 from experiments.settings_check import check_settings
 from stages.lineage import Lineage
 from stages.params import dump_yaml, overlaid, read_params
@@ -208,7 +208,7 @@ def test_lineage_of_a_metric(project: Project) -> None:
         assert len(step.runs) == (step.stage.split("@")[0] in ("train", "evaluate")), step.stage
     run = by_name["train@finetune"].runs[0]
     assert lineage.find(run).entry.name == "train@finetune"
-    asked = lineage.find("checkpoints/scratch")
+    asked = lineage.find(str(project.root / "checkpoints/scratch"))
     text = as_text(asked, lineage.chain(asked.entry))
     rate = read_params(project.root / "params.yaml")["arms"]["scratch"]["train"]["lr"]
     assert f"\n  setting arms.scratch.train.lr: {rate}\n" in text
