@@ -210,8 +210,8 @@ def test_lineage_of_a_metric(project: Project) -> None:
     assert lineage.find(run).entry.name == "train@finetune"
     asked = lineage.find(str(project.root / "checkpoints/scratch"))
     text = as_text(asked, lineage.chain(asked.entry))
-    rate = read_params(project.root / "params.yaml")["arms"]["scratch"]["train"]["lr"]
-    assert f"\n  setting arms.scratch.train.lr: {rate}\n" in text
+    rate = read_params(project.root / "params.yaml")["train"]["lr"]
+    assert f"\n  setting train.lr: {rate}\n" in text
 
 
 def test_an_arms_learning_rate_reruns_that_arm(project: Project) -> None:
