@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from experiments.study.bench import Bench
 from experiments.study.budget import costs, tokens_for
 from experiments.study.fixed import Fixed
 from experiments.study.opening import prepare, reach
-from experiments.study.promote import promote
+from experiments.study.promote import promote, round_trip
 from experiments.study.run import open_searches, run_study
 from experiments.study.search import Search, best_trial
 from experiments.study.store import SLOT
@@ -182,6 +183,14 @@ def test_a_stopped_study_goes_on(
     assert again.params == trials[stopped.number].params
     # The best of both is still the best of an undisturbed study's first three.
     assert json.loads((project / "reports" / "study.json").read_text())["arms"]["scratch"]["trials"]
+
+
+def test_promoting_leaves_the_rest_as_it_was_written(project_root: Path) -> None:
+    text = (project_root / "params.yaml").read_text()
+    yaml = round_trip()
+    out = io.StringIO()
+    yaml.dump(yaml.load(text), out)
+    assert out.getvalue() == text
 
 
 def test_promoted_settings_repeat_the_trial(done: Path, project: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from optuna.trial import FrozenTrial
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically
@@ -85,10 +87,7 @@ def rewritten(
     keep_budget: bool,
 ) -> str:
     """params.yaml's text with the winners in it."""
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 100
-    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml = round_trip()
     params = yaml.load(text)
     for arm, (best, _, _) in winners.items():
         entry = params["arms"][arm]
@@ -108,6 +107,21 @@ def rewritten(
     out = io.StringIO()
     yaml.dump(params, out)
     return out.getvalue()
+
+
+def round_trip() -> YAML:
+    """Reads and writes params.yaml so that what is not changed stays as it stands."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.add_representer(type(None), _null)
+    return yaml
+
+
+def _null(representer: RoundTripRepresenter, _: None) -> ScalarNode:
+    """A setting that is null is written as such: an empty place reads like a mistake."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _set(entry: CommentedMap, key: str, value: Any) -> None:
