@@ -168,6 +168,20 @@ def test_missing_inputs_leave_sections_out(
     assert "result" in ids and "speed" not in ids and "training" not in ids
 
 
+def test_what_another_verifier_gave_is_left_out(
+    made_up: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    ours = json.loads(made_up["summaries"][0].read_text())["verifier"]
+    for name, verifier in (("ours", {"verifier": ours}), ("other", {"verifier": "B"}), ("old", {})):
+        (tmp_path / name).write_text(json.dumps({"name": name, **verifier}))
+    read = [
+        read_data(summaries=made_up["summaries"], scaling=tmp_path / name).scaling
+        for name in ("ours", "other", "old")
+    ]
+    assert [item and item["name"] for item in read] == ["ours", None, "old"]
+    assert read_data(scaling=tmp_path / "other").scaling is not None
+
+
 def test_summary(data: ReportData) -> None:
     found = summary(data)
     assert data.comparison is not None

@@ -112,10 +112,21 @@ def read_data(
     trainers: Path | None = None,
     lineage: Sequence[Mapping[str, Any]] = (),
 ) -> ReportData:
-    """Reads what is there; a file's name up to the first dot is its arm, its stem its stage."""
+    """Reads what is there; a file's name up to the first dot is its arm, its stem its stage.
+
+    What studies found with another verifier than the summaries' is left out.
+    """
+    read = {_arm(path): _json(path) for path in _there(summaries)}
+    verifiers = {item.get("verifier") for item in read.values()}
+
+    def found(path: Path | None) -> dict[str, Any] | None:
+        item = _some(path)
+        whose = None if item is None else item.get("verifier")
+        return None if verifiers and whose is not None and whose not in verifiers else item
+
     return ReportData(
         comparison=_some(comparison),
-        summaries={_arm(path): _json(path) for path in _there(summaries)},
+        summaries=read,
         timings={_arm(path): _json(path) for path in _there(timings)},
         curves={_arm(path): read_curve(path) for path in _there(curves)},
         texts={_arm(path): [text for _, text in read_lines(path)] for path in _there(texts)},
@@ -123,10 +134,10 @@ def read_data(
         parity=_some(parity),
         mistakes=_some(mistakes),
         provenance={path.stem: _json(path) for path in _there(provenance)},
-        study=_some(study),
-        calibration=_some(calibration),
-        crossover=_some(crossover),
-        scaling=_some(scaling),
+        study=found(study),
+        calibration=found(calibration),
+        crossover=found(crossover),
+        scaling=found(scaling),
         engines=_some(engines),
         trainers=_some(trainers),
         lineage=lineage,

@@ -59,6 +59,7 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
         set_parent([queue.study], parent)
         run_given(place, queue, tracker, workers=workers)
         found = calibrated(queue, bench, settings)
+        found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         write_json(root / REPORT, found)
         tracker.log_artifact(root / REPORT)

@@ -68,6 +68,7 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
         set_parent([queue.study], parent)
         run_given(place, queue, tracker, workers=workers)
         found = mapped(queue, bench, settings, starts)
+        found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         publish(root / REPORT, found, tracker, ReportData(crossover=found), "Crossover map")
     for bits, about in found["siblings"].items():

@@ -100,6 +100,7 @@ def run_study(
             seconds = seconds_of(queue.study)
             compared = compare.result(queue, searches)
         found = summary(searches, compare=compared, seconds=seconds, limited=limited)
+        found["verifier"] = searches[0].arm.data.head.config.verifier
         _publish(root, found, tracker)
     say(f"{REPORT} written")
     if compared and "verdict" in compared:

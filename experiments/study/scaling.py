@@ -66,6 +66,7 @@ def run_scaling(root: Path, *, storage: str | None, workers: int, target: float 
         set_parent([queue.study], parent)
         run_given(place, queue, tracker, workers=workers)
         found = fitted(queue, bench, settings)
+        found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         write_json(root / REPORT, found)
         tracker.log_artifact(root / REPORT)
