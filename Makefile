@@ -86,14 +86,17 @@ $(VLLM_READY): $(VLLM_LOCK) | $(READY)
 repro: $(READY)
 	@eagle3 repro $(if $(PARAMS),--params "$(PARAMS)")
 
+# Side by side, but for the slow ones: they start engines and measure.
+FAST := pytest -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
+
 test: $(READY) engines
-	@pytest
+	@failed=; $(FAST) || failed=1; pytest -m slow || failed=1; test -z "$$failed"
 
 check: $(READY)
 	@ruff check .
 	@ruff format --check --quiet . || { echo "run: ruff format ."; exit 1; }
 	@mypy
-	@pytest -m "not slow"
+	@$(FAST)
 
 ui: $(READY)
 	@eagle3 ui
