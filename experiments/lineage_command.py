@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.lineage import Lineage, Step, Target, changes
+from experiments import origins_text
+from experiments.origins import differences
+from stages.lineage import Lineage, Step, Target
+from stages.params import read_params
 
 SHORT = 12  # letters of a digest
 
@@ -22,7 +25,9 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
     target = lineage.find(asked)
     steps = lineage.chain(target.entry)
     if against is not None:
-        _print_changes(asked, steps, against, lineage.chain(lineage.find(against).entry), as_json)
+        second = lineage.find(against)
+        others = lineage.chain(second.entry)
+        _compare((target, steps), (second, others), _varies(root), as_json)
     elif as_json:
         about: dict[str, Any] = {"asked": asked, "kind": target.kind}
         if target.value is not None:
@@ -74,21 +79,25 @@ def _short(md5: str) -> str:
     return md5[:SHORT]
 
 
-def _print_changes(
-    asked: str, steps: list[Step], against: str, others: list[Step], as_json: bool
+def _compare(
+    first: tuple[Target, list[Step]],
+    second: tuple[Target, list[Step]],
+    varies: list[str],
+    as_json: bool,
 ) -> None:
-    found = [
-        {"stage": stage, "what": what, asked: one, against: other}
-        for stage, what, one, other in changes(steps, others)
-    ]
+    found = list(differences(first[1], second[1]))
     if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    if not found:
-        print(f"{asked} and {against} have the same origin")
-    last = None
-    for item in found:
-        if item["stage"] != last:
-            last = item["stage"]
-            print(last)
-        print(f"  {item['what']}\n    {asked}: {item[asked]}\n    {against}: {item[against]}")
+        asked = {"a": first[0].asked, "b": second[0].asked}
+        facts = [
+            {"stage": d.stage, "kind": d.kind, "name": d.name, "a": d.one, "b": d.other}
+            for d in found
+        ]
+        print(json.dumps({**asked, "differences": facts}, indent=2))
+    else:
+        print(origins_text.as_text(first, second, found, varies))
+
+
+def _varies(root: Path) -> list[str]:
+    """Patterns of results that are times, as `eagle3 verify` leaves them out."""
+    settings = read_params(root / "params.yaml").get("verify") or {}
+    return list(settings.get("varies") or [])

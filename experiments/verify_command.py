@@ -16,10 +16,11 @@ from pydantic import Field
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
+from experiments.origins import environment_changes
 from experiments.rerun import clone, in_order, rerun
 from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, Verdict, compare_files
 from stages.dvc_files import FOLDER, Cache, Entry, file_digest, folder_listing, read_lock
-from stages.lineage import RECORDS, environment_changes
+from stages.lineage import RECORDS
 from stages.params import read_section
 from stages.provenance import git_state
 

@@ -8,15 +8,13 @@ computed again and no MLflow is asked.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
-from eagle3.tracking import flatten
 from stages.closure import FIRST_PARTY
 from stages.dvc_files import Cache, Entry, digest_of_listing, file_digest, read_lock
 
@@ -229,63 +227,3 @@ def _ordered(first: str, needs: Mapping[str, Mapping[str, tuple[str, str | None]
 
     visit(first)
     return list(reversed(done))
-
-
-def changes(one: list[Step], other: list[Step]) -> Iterator[tuple[str, str, Any, Any]]:
-    """What differs between two chains, from their beginnings on: stage, name, both values.
-
-    Stages are matched by name; those of the arm that was asked for with those of the other's.
-    """
-    ours, theirs = _by_role(one), _by_role(other)
-    for role in [*reversed(ours), *(name for name in reversed(theirs) if name not in ours)]:
-        a, b = ours.get(role), theirs.get(role)
-        if a is None or b is None:
-            yield role, "stage", "runs" if a else "absent", "runs" if b else "absent"
-            continue
-        for key in sorted({*a, *b}):
-            if a.get(key) != b.get(key):
-                yield role, key, a.get(key), b.get(key)
-
-
-def _by_role(steps: list[Step]) -> dict[str, dict[str, Any]]:
-    """What can differ, flat, by stage; the arm that was asked for is called `<arm>`."""
-    arm = steps[0].stage.partition("@")[2]
-    known = {}
-    for step in steps:
-        facts = {
-            "params": step.params,
-            "reads": {path: md5 for path, (md5, _) in step.needs.items()},
-            "code": step.record.get("code") or {},
-            "made in": _environment(step.record),
-            "made": step.outs,
-        }
-        flat = {
-            f"{group}: {name}": value
-            for group, values in facts.items()
-            for name, value in flatten(values).items()
-        }
-        if arm and step.stage.endswith(f"@{arm}"):
-            flat = {re.sub(rf"\b{re.escape(arm)}\b", "<arm>", k): v for k, v in flat.items()}
-            known[f"{step.stage.partition('@')[0]}@<arm>"] = flat
-        else:
-            known[step.stage] = flat
-    return known
-
-
-ENVIRONMENT = (
-    *("commit", "changed", "experiment", "python", "platform", "processor", "cores", "threads"),
-    *("seed", "gpu", "engines", "lock", "torch"),
-)
-
-
-def _environment(record: Mapping[str, Any]) -> dict[str, Any]:
-    return flatten({name: record[name] for name in ENVIRONMENT if name in record})
-
-
-def environment_changes(
-    before: Mapping[str, Any], after: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """What two provenance records say differently of code, machine and versions."""
-    a, b = _environment(before), _environment(after)
-    # A record that is older than a field says nothing of it.
-    return {key: (a[key], b[key]) for key in sorted(a.keys() & b.keys()) if a[key] != b[key]}

@@ -10,10 +10,15 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from stages.lineage import Lineage
 from stages.sending import open_client
 from stages.tracking import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 log = logging.getLogger(__name__)
 
@@ -54,51 +59,82 @@ def models(lineage: Lineage) -> list[Model]:
     return found
 
 
-def register(store: Store, lineage: Lineage, taus: Mapping[str, Mapping[str, float]]) -> int:
-    """Lists the checkpoints that the store does not list yet; never raises for the store's sake.
+def results(numbers: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What the report's summary says of each arm: `tau.<benchmark>`, and `speedup` where timed."""
+    found = {
+        arm: {f"tau.{name}": value for name, value in taus.items()}
+        for arm, taus in numbers["tau"].items()
+    }
+    for arm, value in numbers["speedup"].items():
+        found.setdefault(arm, {})["speedup"] = value
+    return found
+
+
+def register(store: Store, lineage: Lineage, found: Mapping[str, Mapping[str, float]]) -> int:
+    """Lists the checkpoints that the store does not list yet, and says how each did where that is
+    news; never raises for the store's sake.
 
     Args:
-        taus: acceptance lengths by arm and benchmark.
+        found: metrics by arm, as `results` has them.
 
     Returns:
         how many are new.
     """
     try:
-        return _register(store, lineage, taus)
+        return _register(store, lineage, found)
     except Exception as error:  # whatever a client, a driver or a network raises
         log.warning("MLflow at %s: models are not listed (%s)", store.uri, type(error).__name__)
         return 0
 
 
-def _register(store: Store, lineage: Lineage, taus: Mapping[str, Mapping[str, float]]) -> int:
-    from mlflow.entities import LoggedModelInput, LoggedModelStatus, Metric
-
+def _register(store: Store, lineage: Lineage, found: Mapping[str, Mapping[str, float]]) -> int:
     client, experiment = open_client(store)
     known = {
-        (model.source_run_id, model.tags.get(DIGEST_TAG))
+        (model.source_run_id, model.tags.get(DIGEST_TAG)): model
         for model in client.search_logged_models([experiment])
     }
     new = 0
     for model in models(lineage):
-        if (model.trained_by, model.digest) in known:
-            continue
-        run = client.get_run(model.trained_by)
-        made = client.create_logged_model(
-            experiment,
-            name=f"drafter_{model.arm}",
-            source_run_id=model.trained_by,
-            tags={DIGEST_TAG: model.digest, "path": model.path, "arm": model.arm},
-            params={name: value[:LONGEST_PARAM] for name, value in run.data.params.items()},
-            model_type="drafter",
-        )
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(f"tau.{name}", value, now, 0, model_id=made.model_id)
-            for name, value in taus.get(model.arm, {}).items()
-        ]
-        client.log_batch(model.trained_by, metrics=metrics, synchronous=True)
-        client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
-        if model.evaluated_by is not None:
-            client.log_inputs(model.evaluated_by, models=[LoggedModelInput(made.model_id)])
-        new += 1
+        listed = known.get((model.trained_by, model.digest))
+        if listed is None:
+            listed = _create(client, experiment, model)
+            new += 1
+        _tell(client, listed, model, found.get(model.arm, {}))
     return new
+
+
+def _create(client: MlflowClient, experiment: str, model: Model) -> LoggedModel:
+    from mlflow.entities import LoggedModelStatus
+
+    run = client.get_run(model.trained_by)
+    made = client.create_logged_model(
+        experiment,
+        name=f"drafter_{model.arm}",
+        source_run_id=model.trained_by,
+        tags={DIGEST_TAG: model.digest, "path": model.path, "arm": model.arm},
+        params={name: value[:LONGEST_PARAM] for name, value in run.data.params.items()},
+        model_type="drafter",
+    )
+    return client.finalize_logged_model(made.model_id, LoggedModelStatus.READY)
+
+
+def _tell(
+    client: MlflowClient, listed: LoggedModel, model: Model, found: Mapping[str, float]
+) -> None:
+    """The metrics that the store has otherwise or not at all, and the run that measured them."""
+    from mlflow.entities import LoggedModelInput, Metric
+
+    said = {m.key: m.value for m in sorted(listed.metrics or [], key=lambda m: m.timestamp)}
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(name, value, now, 0, model_id=listed.model_id)
+        for name, value in found.items()
+        if said.get(name) != value
+    ]
+    if metrics:
+        client.log_batch(model.trained_by, metrics=metrics, synchronous=True)
+    if model.evaluated_by is None:
+        return
+    linked = client.get_run(model.evaluated_by).inputs.model_inputs or []
+    if listed.model_id not in {one.model_id for one in linked}:
+        client.log_inputs(model.evaluated_by, models=[LoggedModelInput(listed.model_id)])

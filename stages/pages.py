@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eagle3.acceptance import read_counts
+from eagle3.acceptance import acceptance_length, read_counts
 from eagle3.report.data import Curve
 from eagle3.tracking import Tracker
-from eagle3.workspace import publish, write_atomically, write_json
+from eagle3.workspace import publish, write_atomically
+from stages.tables import Table, log_tables
 
 PLOTTED = ("dev_tau", "loss", "accuracy_0", "lr")
 
@@ -34,20 +33,17 @@ def write_plots(folder: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def log_table(tracker: Tracker, counts: Sequence[Path]) -> None:
-    """Acceptance length by prompt, a column an arm, as a table that MLflow's page shows."""
+    """Acceptance length by prompt, a column an arm, as a table that MLflow's page shows.
+
+    Prompts that every arm verified; call once a run.
+    """
     arms = {path.stem: {count.id: count for count in read_counts(path)} for path in counts}
     if not arms:
         return
-    first = next(iter(arms.values()))
     rows = [
         [name, count.benchmark]
-        + [1 + arm[name].accepted / arm[name].verify_steps for arm in arms.values()]
-        for name, count in first.items()
+        + [acceptance_length(arm[name].accepted, arm[name].verify_steps) for arm in arms.values()]
+        for name, count in next(iter(arms.values())).items()
         if all(name in arm and arm[name].verify_steps for arm in arms.values())
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "tau_by_prompt.json"
-        write_json(table, {"columns": ["prompt", "benchmark", *arms], "data": rows})
-        tracker.log_artifact(table)
-        said = [{"path": table.name, "type": "table"}]
-        tracker.log_tags({"mlflow.loggedArtifacts": json.dumps(said)})
+    log_tables(tracker, {"tau_by_prompt": Table(["prompt", "benchmark", *arms], rows)})

@@ -13,7 +13,7 @@ from eagle3.tracking import flatten
 from eagle3.workspace import write_atomically, write_json
 from stages.dvc_files import read_lock
 from stages.lineage import Lineage
-from stages.models import register
+from stages.models import register, results
 from stages.pages import log_table, write_plots
 from stages.runner import Stage, run_stage
 from stages.tracking import resolve_store
@@ -94,7 +94,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     tracker.log_artifact(args.out)
     log_table(tracker, args.prompts)
     if lineage is not None:
-        register(resolve_store(stage.root), lineage, numbers["tau"])
+        register(resolve_store(stage.root), lineage, results(numbers))
 
 
 if __name__ == "__main__":

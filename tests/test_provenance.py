@@ -114,13 +114,24 @@ def test_checkpoints_are_listed_once(tmp_path: Path, store: Store) -> None:
     record.parent.mkdir()
     record.write_text(json.dumps({"mlflow_runs": [{"run_id": run_id, "name": "train a"}]}))
     (tmp_path / "dvc.lock").write_text(LOCK.replace("RECORD", file_digest(record)))
-    taus = {"a": {"all": 1.5, "mt_bench": 1.25}}
-    assert models.register(store, Lineage(tmp_path), taus) == 1
-    assert models.register(store, Lineage(tmp_path), taus) == 0
+    found = models.results({"tau": {"a": {"all": 1.5, "mt_bench": 1.25}}, "speedup": {"a": 1.125}})
+    assert models.register(store, Lineage(tmp_path), found) == 1
+    assert models.register(store, Lineage(tmp_path), found) == 0
     client, experiment = open_client(store)
     (model,) = client.search_logged_models([experiment])
     assert (model.name, model.source_run_id) == ("drafter_a", run_id)
     assert model.tags[models.DIGEST_TAG] == "aaaa.dir" and model.params == {"lr": "0.5"}
-    assert {m.key: m.value for m in model.metrics} == {"tau.all": 1.5, "tau.mt_bench": 1.25}
+    assert {m.key: m.value for m in model.metrics} == {
+        "tau.all": 1.5,
+        "tau.mt_bench": 1.25,
+        "speedup": 1.125,
+    }
+    # Measured again: only what is new is said, of the same model.
+    found["a"]["speedup"] = 1.5
+    assert models.register(store, Lineage(tmp_path), found) == 0
+    assert len(client.search_logged_models([experiment])) == 1
+    assert client.get_run(str(run_id)).data.metrics["speedup"] == 1.5
+    assert len(client.get_metric_history(str(run_id), "speedup")) == 2
+    assert len(client.get_metric_history(str(run_id), "tau.all")) == 1
     dead = Store("sqlite:////nowhere/at/all.db", None)
-    assert models.register(dead, Lineage(tmp_path), taus) == 0
+    assert models.register(dead, Lineage(tmp_path), found) == 0

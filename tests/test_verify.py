@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from eagle3.errors import HarnessError
-from experiments import lineage_command, verify_command
+from experiments import lineage_command, origins_text, verify_command
+from experiments.origins import Difference, differences
 from experiments.rerun import in_order, inputs
 from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
-from stages.lineage import Lineage, Step, changes
+from stages.lineage import Lineage, Step, Target
 
 WEIGHTS = """
 import json, os, time
@@ -195,18 +196,102 @@ def test_what_is_printed(project: Path, capsys: pytest.CaptureFixture[str]) -> N
     digest = read_lock(project)["train@a"].outs["checkpoints/a"]
     assert text.startswith("tau.a = 6.0") and "0123456789abcdef  train a" in text
     assert f"from    checkpoints/a  {digest[:12]}  train@a" in text
-    lineage_command.run(project, "train@a", "report", as_json=False)
-    assert "report\n  stage\n    train@a: absent\n    report: runs" in capsys.readouterr().out
+    lineage_command.run(project, "train@a", "tau.a", as_json=False)
+    text = capsys.readouterr().out
+    assert text.startswith("A  train@a      made by train@a, 2")
+    assert "\nB  tau.a = 6.0  made by report, 2020-01-01T00:00:00Z\n" in text
+    assert "Data\n  stages behind B only: report\n" in text and "Settings: the same" in text
+    lineage_command.run(project, "train@a", "checkpoints/a", as_json=False)
+    assert capsys.readouterr().out.endswith(
+        "\nThe same origin: settings, code, data and results.\n"
+    )
+    lineage_command.run(project, "train@a", "report", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "a": "train@a",
+        "b": "report",
+        "differences": [
+            {"stage": "report", "kind": "stages", "name": "report", "a": None, "b": "report"}
+        ],
+    }
+
+
+def arm(name: str, lr: float, **other: object) -> Step:
+    """The training of an arm; `other` in its record."""
+    kinds = [{"share": 1}, {"share": int(lr)}]
+    return Step(
+        f"train@{name}",
+        {f"checkpoints/{name}": name * 20, "metrics/time.json": name},
+        {f"data/{name}": (name * 20, None), "data/x": ("x", "extract")},
+        {f"arms.{name}": {"lr": lr, "kinds": kinds}},
+        {"commit": "c" * 40, "dirty": False, "threads": 1, "started": "then", **other},
+    )
 
 
 def test_two_arms_differ_in_what_is_theirs() -> None:
-    record = {"commit": "c", "threads": 1}
-    a = Step("train@a", {"checkpoints/a": "1"}, {}, {"arms.a": {"lr": 1}}, record)
-    b = Step("train@b", {"checkpoints/b": "1"}, {}, {"arms.b": {"lr": 2}}, {**record, "threads": 2})
-    assert list(changes([a], [b])) == [
-        ("train@<arm>", "made in: threads", 1, 2),
-        ("train@<arm>", "params: arms.<arm>.lr", 1, 2),
+    found = list(differences([arm("a", 1)], [arm("b", 2, threads=2)]))
+    assert found == [
+        Difference("train@<arm>", "settings", "arms.<arm>.kinds.1.share", 1, 2),
+        Difference("train@<arm>", "settings", "arms.<arm>.lr", 1, 2),
+        Difference("train@<arm>", "data", "data/<arm>", "a" * 20, "b" * 20),
+        Difference("train@<arm>", "machine", "threads", 1, 2),
+        Difference("train@<arm>", "results", "checkpoints/<arm>", "a" * 20, "b" * 20),
+        Difference("train@<arm>", "results", "metrics/time.json", "a", "b"),
     ]
+
+
+def compared(one: Step, other: Step) -> str:
+    sides = [
+        (Target(step.stage, "stage", Entry(step.stage, "", {}, {}, {}, True)), [step])
+        for step in (one, other)
+    ]
+    found = list(differences([one], [other]))
+    return origins_text.as_text(sides[0], sides[1], found, ["metrics/time.*:*", "x.json:key"])
+
+
+def test_a_difference_in_words() -> None:
+    assert (
+        compared(arm("a", 1), arm("b", 2, threads=2))
+        == """\
+A  train@a  made by train@a, then
+B  train@b  made by train@b, then
+<arm> stands for a in A and for b in B.
+
+Settings
+                            A  B
+  arms.<arm>.kinds.1.share  1  2  read by train@<arm>
+  arms.<arm>.lr             1  2  read by train@<arm>
+
+Code: the same
+
+Data
+  train@<arm> reads another data/<arm>, which no stage makes: A aaaaaaaaaaaa, B bbbbbbbbbbbb
+
+Machine
+           A  B
+  threads  1  2  in train@<arm>
+
+Results
+  train@<arm> made other checkpoints/<arm>"""
+    )
+
+
+def test_the_same_arm_at_another_commit() -> None:
+    """Code counts where a file differs; a commit alone does not explain a result."""
+    other = arm("a", 1, commit="d" * 40, dirty=True, gpu="one")
+    text = compared(arm("a", 1), other)
+    assert "A from cccccccccccc, B from dddddddddddd and uncommitted changes" in text
+    assert "no file differs; the commits do" in text and "Settings: the same" in text
+    assert "  gpu  not set  one  in train@a" in text
+    assert text.endswith("Results: the same")
+    edited = Step(other.stage, {"checkpoints/a": "other"}, other.needs, other.params, other.record)
+    assert "other checkpoints/a, from the same settings, code and data" in compared(
+        arm("a", 1), edited
+    )
+    record = {**other.record, "code": {"eagle3/loss.py": "1"}}
+    edited = Step(other.stage, {"checkpoints/a": "other"}, other.needs, other.params, record)
+    text = compared(arm("a", 1), edited)
+    assert "train@a: other code in eagle3/loss.py\n  so the commits differ" in text
+    assert "the same settings, code" not in text
 
 
 def test_a_chain_has_digests_runs_and_reuse(project: Path) -> None:
@@ -218,7 +303,7 @@ def test_a_chain_has_digests_runs_and_reuse(project: Path) -> None:
     # Its record says 2020, before its input was made: it came out of DVC's run cache.
     assert report.reused
     assert train.as_json()["params"] == {"run": {"threads": 1}}
-    assert list(changes([train], [train])) == []
+    assert list(differences([train], [train])) == []
 
 
 def test_an_earlier_run_is_found_in_the_run_cache(ran: Path, tmp_path: Path) -> None:
