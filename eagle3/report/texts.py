@@ -28,7 +28,7 @@ def texts(data: ReportData) -> Section | None:
         return None
     deepest = max(max(by_arm[arm][name]["positions"]) for arm in arms for name in chosen)
     body = (
-        "<p>What was decoded greedily, a shade darker for each draft position; what has no shade "
+        "<p>What was decoded greedily, a shade stronger for each draft position; what has no shade "
         "is the verifier's own token. Of each benchmark's decoded prompts, the one in the middle "
         f"by accepted drafts.</p>{_key(deepest)}"
     )
