@@ -29,8 +29,8 @@ class Targets:
 
     Attributes:
         expected_RH: expected row of the drafter's head under the distribution, t = pW.
-        probabilities_RD: the distribution itself; kept only where the head is trained, whose
-            gradient needs it.
+        probabilities_RD: the distribution itself, in the logits' dtype; kept only where the head is
+            trained, whose gradient needs it.
         best_R: i64, its most likely draft token.
         entropy_R: its entropy in nats, float32 or wider: the loss that a perfect drafter would
             have. None unless asked for.
@@ -131,7 +131,20 @@ def soft_cross_entropy(
     return loss, best
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
+class HeadLoss(torch.autograd.Function):
+    """A loss of `x_RH` and `weight_DH`, its first two inputs of five, whose forward pass has made
+    their gradients: it saves those, and sets `ctx.weight_dtype`."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        scale = grads[0]
+        if grad_weight is not None:
+            grad_weight = (grad_weight * scale).to(ctx.weight_dtype)
+        return grad_x * scale.to(grad_x.dtype), grad_weight, None, None, None
+
+
+class _SoftCrossEntropy(HeadLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -171,11 +184,3 @@ class _SoftCrossEntropy(torch.autograd.Function):
         if best is not None:
             ctx.mark_non_differentiable(best)
         return loss, best
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_weight = ctx.saved_tensors
-        scale = grads[0]
-        if grad_weight is not None:
-            grad_weight = (grad_weight * scale).to(ctx.weight_dtype)
-        return grad_x * scale.to(grad_x.dtype), grad_weight, None, None, None

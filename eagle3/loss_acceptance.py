@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eagle3.loss import CHUNK_ROWS, TargetHead
+from eagle3.loss import CHUNK_ROWS, HeadLoss, TargetHead, softmax_and_lse
 
 AcceptanceKind = Literal["tv", "lk_alpha", "lk_lambda"]
 
@@ -76,17 +76,6 @@ def acceptance_loss(
     return loss, least, best
 
 
-def softmax_with_lse(logits_RD: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities in the logits' dtype and the log-sum-exp, float32 or wider.
-
-    The highest logit less the logarithm of its probability is the log-sum-exp.
-    """
-    wide = torch.promote_types(logits_RD.dtype, torch.float32)
-    probabilities_RD = logits_RD.softmax(-1)
-    highest_R, likely_R = logits_RD.amax(-1).to(wide), probabilities_RD.amax(-1).to(wide)
-    return probabilities_RD, highest_R - likely_R.log_()
-
-
 def overlap(p_RD: Tensor, q_RD: Tensor) -> tuple[Tensor, Tensor]:
     """α [R], float32 or wider, and its gradient [R, D] in the logits of q; overwrites p."""
     wide = torch.promote_types(q_RD.dtype, torch.float32)
@@ -121,7 +110,7 @@ class _Gradient:
             self.weight_DH.lerp_(other.weight_DH, share)
 
 
-class _AcceptanceLoss(torch.autograd.Function):
+class _AcceptanceLoss(HeadLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -145,7 +134,7 @@ class _AcceptanceLoss(torch.autograd.Function):
             chunk = slice(start, start + CHUNK_ROWS)
             picked = picked_R[chunk]
             target_logits = targets.head.logits(targets.final_RG[picked])
-            inner, inner_lse = softmax_with_lse(target_logits)
+            inner, inner_lse = softmax_and_lse(target_logits, target_logits.max(-1).indices)
             # The logits' rounding can put the draft vocabulary's share a little above all.
             inside = (inner_lse - targets.lse_R[picked]).exp_().clamp_(max=1.0)
             logits = x_RH[chunk] @ weight_DH.T
@@ -154,7 +143,7 @@ class _AcceptanceLoss(torch.autograd.Function):
             if to_p is None:
                 q = logits.softmax(-1)
             else:
-                q, lse = softmax_with_lse(logits)
+                q, lse = softmax_and_lse(logits, logits.max(-1).indices)
                 apart = target_logits.sub_(logits).mul_(inner).sum(-1, dtype=wide)
                 divergence += (apart - inner_lse + lse).sum()
                 to_p.add(chunk, q - inner, 1.0)
@@ -179,11 +168,3 @@ class _AcceptanceLoss(torch.autograd.Function):
         if best is not None:
             ctx.mark_non_differentiable(best)
         return loss, least, best
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_weight = ctx.saved_tensors
-        scale = grads[0]
-        if grad_weight is not None:
-            grad_weight = (grad_weight * scale).to(ctx.weight_dtype)
-        return grad_x * scale.to(grad_x.dtype), grad_weight, None, None, None

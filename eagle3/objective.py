@@ -104,18 +104,10 @@ def objective(
     device = batch.token_ids_N.device
     top1_N = vocabulary.draft_of.to(device)[batch.top1_N]
     supervised = _asked(batch, top1_N, settings)
-    wanted = torch.stack(supervised).any(0)
-    active_R = wanted.nonzero()[:, 0]
-    place_N = torch.full_like(batch.token_ids_N, -1)
-    place_N[active_R] = torch.arange(len(active_R), device=device)
-
-    target_rows = (
-        torch.stack([shifted(rows, -1 - step) for step, rows in enumerate(supervised)])
-        .any(0)
-        .nonzero()[:, 0]
+    active_R, place_N = _any_of(supervised)
+    target_rows, target_place_N = _any_of(
+        [shifted(rows, -1 - step) for step, rows in enumerate(supervised)]
     )
-    target_place_N = torch.full_like(batch.token_ids_N, -1)
-    target_place_N[target_rows] = torch.arange(len(target_rows), device=device)
 
     weights = cast_weights(drafter, dtype)
     trained_head = drafter.lm_head.weight.requires_grad
@@ -130,7 +122,7 @@ def objective(
         targets = AcceptanceTargets(final_RG, lse_R, head, settings.loss, settings.lk_eta)
     total = torch.zeros((), device=device)
     outcome = Outcome(total, [], [], [], [], [], [])  # lists are filled step by step
-    right_N = torch.ones_like(wanted)
+    right_N = torch.ones_like(supervised[0])
     for step, out_RH in enumerate(ttt_steps(drafter, weights, batch, active_R, steps)):
         rows = supervised[step].nonzero()[:, 0]
         picked = target_place_N[rows + 1 + step]
@@ -148,7 +140,7 @@ def objective(
         if measure:
             outcome.divergences.append(mean.detach() - least / max(len(rows), 1))
         if best is not None:
-            hit_N = torch.zeros_like(wanted)
+            hit_N = torch.zeros_like(right_N)
             hit_N[rows] = best == top1_N[rows + 1 + step]
             right_N &= hit_N
             counted = measured_rows(batch, step)
@@ -165,6 +157,16 @@ def _asked(batch: Batch, top1_N: Tensor, settings: ObjectiveSettings) -> list[Te
         return supervised
     # The target of row t at step k stands at t+1+k.
     return [rows & shifted(top1_N >= 0, 1 + k) for k, rows in enumerate(supervised)]
+
+
+def _any_of(masks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows that any of some masks [N] names, ascending, and each row's place among them, i64 [N]:
+    -1 where it is not."""
+    chosen_N = torch.stack(list(masks)).any(0)
+    rows = chosen_N.nonzero()[:, 0]
+    place_N = torch.full_like(chosen_N, -1, dtype=torch.int64)
+    place_N[rows] = torch.arange(len(rows), device=rows.device)
+    return rows, place_N
 
 
 def supervised_in(

@@ -108,6 +108,7 @@ class TrainData:
 
     Attributes:
         documents: training samples.
+        lengths: tokens of each.
         dev: samples with greedy answers for τ by replay; empty to do without.
         head: from final states to target logits, float32.
         vocabulary: of the drafter.

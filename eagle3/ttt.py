@@ -10,7 +10,7 @@ token alone, so it is computed once and read at shifted rows. And a row that no 
 to exist as a key of step 0: with one layer, its output is never read.
 
 Legend: N packed rows, R active rows, H hidden size, G verifier hidden size, P aux layers, A heads,
-K key-value heads, E head dimension, D draft vocabulary.
+K key-value heads, E head dimension, F width of the MLP, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ class Weights:
 
     Norm weights that stand before a projection are folded into it; projections that read the same
     rows are one matrix. Made once a batch; gradients flow back into the drafter's parameters.
+
+    Attributes:
+        fc: [H, P·G].
+        aux_norm: [P, G], a norm for each layer, or [P·G], one for all; None: no norm before `fc`.
+        embed_qkv, hidden_qkv: [(A + 2K)·E, H], queries, keys and values of each half of the input.
+        hidden_norm: [H], for the residual, which the fold leaves out.
+        output: [H, A·E].
+        gate_up: [2F, H].
+        down: [H, F].
+        norm: [H].
+        head_DH: the drafter's head.
     """
 
     fc: Tensor
