@@ -17,7 +17,7 @@ from eagle3.dequantise import dequantise
 from eagle3.errors import HarnessError
 from eagle3.reading import open_tensors, read_object
 from eagle3.settings import Settings, read_settings
-from eagle3.verifier_config import flat_config, is_tied, quantisation
+from eagle3.verifier_config import flat_config, has_latent_attention, is_tied, quantisation
 from eagle3.verifier_files import (
     INDEX,
     SINGLE,
@@ -67,6 +67,7 @@ class VerifierSpec(HeadConfig):
         source: folder or hub id, as `from_pretrained` takes it.
         revision: the hub's commit, or for a folder a fingerprint of its weight files.
         tied: what the configuration says of tied embeddings, if anything.
+        latent_attention: whether it keeps keys and values as latent vectors (MLA).
         quantisation: `quantization_config` of the checkpoint, {} where it has none.
         trust_remote_code: whether code out of the verifier's own folder may run.
     """
@@ -74,6 +75,7 @@ class VerifierSpec(HeadConfig):
     source: str
     revision: str
     tied: bool | None
+    latent_attention: bool
     quantisation: dict[str, Any] = Field(default_factory=dict)
     trust_remote_code: bool = False
 
@@ -101,6 +103,7 @@ class VerifierSpec(HeadConfig):
             "source": source,
             "revision": revision_of(source, path),
             "tied": is_tied(config),
+            "latent_attention": has_latent_attention(config),
             "quantisation": dict(quantisation(config)),
             "trust_remote_code": trust_remote_code,
         }

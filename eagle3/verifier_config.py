@@ -53,6 +53,12 @@ def is_tied(config: Mapping[str, Any]) -> bool | None:
     return text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
 
 
+def has_latent_attention(config: Mapping[str, Any]) -> bool:
+    """Whether keys and values are kept as one latent vector a token: MLA, DeepSeek-V2 section 2.1
+    (arXiv:2405.04434), which Kimi-K2 took over."""
+    return text_config(config).get("kv_lora_rank") is not None
+
+
 def flat_config(
     config: Mapping[str, Any], generation: Mapping[str, Any], *, where: object
 ) -> dict[str, Any]:

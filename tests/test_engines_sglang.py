@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,8 +17,8 @@ from eagle3.checkpoint import load_drafter, save_drafter
 from eagle3.dataset import StatesDataset, StatesMeta
 from eagle3.decode import Decoded, speculative_decode
 from eagle3.decode_verifier import CachedVerifier
-from eagle3.engines.server import ServerSettings, ask
-from eagle3.engines.sglang import check_drafter
+from eagle3.engines.server import ServerSettings, ask, running
+from eagle3.engines.sglang import check_drafter, serving_launch, states_launch
 from eagle3.engines.sglang_decoding import SGLangServing, counted
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
@@ -25,6 +26,7 @@ from eagle3.extraction.base import ExtractSettings
 from eagle3.extraction.run import extract
 from eagle3.extraction.sglang import check_capture, sglang_engine
 from eagle3.initialise import DrafterSettings, new_drafter
+from eagle3.layer_ids import from_sglang
 from eagle3.real_decoding import Prompt, exact_logits
 from eagle3.responses import Response
 from eagle3.served_decoding import (
@@ -38,6 +40,7 @@ from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_model
 from eagle3.vocab import DraftVocabulary
 from tests.one_hot import AUX, chain, make_drafter, write_verifier
+from tests.test_engine_server import TELLS, launch
 from tests.tiny import make_tiny_tokenizer, make_tiny_verifier
 
 PROMPTS = [[1, 40, 77, 200, 12, 9], [5, 6, 7], list(range(20, 60))]
@@ -181,14 +184,11 @@ def test_states_of_latent_attention_and_experts(
     deepseek: VerifierSpec, settings: ServerSettings, tmp_path: Path
 ) -> None:
     """SGLang's code for DeepSeek and Kimi, layers asked for by their raw ids, in an order of our
-    own. Not by `torch_native`, which extraction takes on CPUs: its prefill reads the latent cache
-    as if it held keys and values, and its states are wrong from the first layer on."""
+    own."""
     layers = [3, 0, 2]
-    backend = ["--prefill-attention-backend", "intel_amx", "--decode-attention-backend"]
-    able = settings.model_copy(update={"arguments": [*backend, "intel_amx"]})
     extraction = ExtractSettings(backend="sglang", dtype="float32", batch_tokens=64)
     with sglang_engine(
-        able, deepseek, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
+        settings, deepseek, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
         work=tmp_path,
     ) as engine:  # fmt: skip
         check_capture(engine.servers[0], deepseek, layers)
@@ -199,6 +199,101 @@ def test_states_of_latent_attention_and_experts(
     errors = compare(deepseek, StatesDataset.open(tmp_path / "states"), "float32")
     assert set(errors) == {*layers, "final", "lse"}
     assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.slow
+def test_attention_that_misreads_the_latent_cache_is_refused(
+    deepseek: VerifierSpec, settings: ServerSettings, tmp_path: Path
+) -> None:
+    """As the server itself tells it, whoever chose it."""
+    chosen = settings.model_copy(
+        update={"arguments": ["--prefill-attention-backend", "torch_native"]}
+    )
+    refused = pytest.raises(HarnessError, match=r"latent cache[\s\S]*'prefill': 'torch_native'")
+    with refused, sglang_engine(
+        chosen, deepseek, [0, 2], dtype="float32", device="cpu", batch_tokens=64, longest=120,
+        work=tmp_path,
+    ):  # fmt: skip
+        pass
+
+
+def test_attention_is_chosen_for_the_verifier_and_the_device(
+    llama: VerifierSpec, deepseek: VerifierSpec, tmp_path: Path
+) -> None:
+    def chosen(spec: VerifierSpec, device: str, drafter: Path | None = None) -> list[str]:
+        common: dict[str, Any] = {
+            "dtype": "float32",
+            "device": device,
+            "longest": 9,
+            "log": tmp_path / "log",
+        }
+        capture = states_launch(
+            Path("python"), spec, [1], batch_tokens=9, folder=tmp_path, arguments=[], **common
+        )
+        serving = serving_launch(Path("python"), spec, drafter, k=3, arguments=[], **common)
+        found = []
+        for one in (capture, serving):
+            words = list(map(str, one.command("127.0.0.1", 1)))
+            found += [
+                f"{word}={value}"
+                for word, value in itertools.pairwise(words)
+                if word.endswith("attention-backend")
+            ]
+        return found
+
+    assert not llama.latent_attention and deepseek.latent_attention
+    able = ["--prefill-attention-backend=intel_amx", "--decode-attention-backend=intel_amx"]
+    assert chosen(llama, "cpu") == ["--attention-backend=torch_native", *able]
+    for drafter in (None, tmp_path):
+        assert chosen(deepseek, "cpu", drafter)[1:] == [*able, *able]
+    assert chosen(deepseek, "cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ({"attention_backend": "torch_native"}, True),
+        ({"attention_backend": "torch_native", "prefill_attention_backend": "intel_amx"}, True),
+        ({"attention_backend": "fa3", "decode_attention_backend": "torch_native"}, True),
+        ({"attention_backend": "intel_amx"}, False),
+        ({"attention_backend": "fa3", "prefill_attention_backend": None}, False),
+    ],
+)
+def test_a_given_server_that_misreads_the_latent_cache_is_refused(
+    told: dict[str, Any], refused: bool, llama: VerifierSpec, deepseek: VerifierSpec, tmp_path: Path
+) -> None:
+    """Before anything is asked of it: for states, and for texts."""
+    info = {
+        "version": "0.5.23", "disable_radix_cache": True, "chunked_prefill_size": -1,
+        "enable_return_aux_hidden_states": True, "return_aux_hidden_state_layer_ids": [3],
+    }  # fmt: skip
+
+    def extract_states(spec: VerifierSpec, url: str) -> None:
+        given = ServerSettings(urls=[url], states=str(tmp_path))
+        layers = from_sglang([3], spec.model_type)
+        with sglang_engine(
+            given, spec, layers, dtype="float32", device="cpu", batch_tokens=8, longest=8,
+            work=tmp_path,
+        ):  # fmt: skip
+            pass
+
+    def serve(spec: VerifierSpec, url: str) -> None:
+        serving = SGLangServing(
+            settings=ServerSettings(urls=[url]), spec=spec, dtype="float32", device="cpu", k=3,
+            max_length=8, logs=tmp_path,
+        )  # fmt: skip
+        with serving.serve(None):
+            pass
+
+    code = TELLS.replace('{"version": "0.1.0"}', repr(info | told))
+    with running(launch(tmp_path, code)) as server:
+        for way in (extract_states, serve):
+            way(llama, server.url)
+            if refused:
+                with pytest.raises(HarnessError, match="latent cache as keys and values"):
+                    way(deepseek, server.url)
+            else:
+                way(deepseek, server.url)
 
 
 @pytest.mark.slow

@@ -148,12 +148,17 @@ def check_engine_version(got: str, engine: str, version: str, where: object) -> 
         )  # fmt: skip
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens at right now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A loopback port that nobody else is given for the length of a block.
+
+    Bound and never listened at: Linux gives it to no other search for a free port, and lets a
+    server listen at it that sets SO_REUSEADDR, as engines' servers do.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        yield holder.getsockname()[1]
 
 
 def start_server(launch: Launch, *, seconds: float = 900.0, port: int | None = None) -> Server:
@@ -167,12 +172,20 @@ def start_server(launch: Launch, *, seconds: float = 900.0, port: int | None = N
         HarnessError: the port is taken, the server ended (its last lines are shown) or does not
             answer in time. Nothing of it is left running then.
     """
-    if port is not None and _listens(port):
+    if port is None:
+        # Held until the server listens: a start beside this one would find the same port free, and
+        # take the first server's answers for its own.
+        with held_port() as free:
+            return _start(launch, seconds, free)
+    if _listens(port):
         raise HarnessError(
             "the port is taken", where=f"{HOST}:{port}", rule="a port that nobody listens at",
             fix="name another port, or none for a free one",
         )  # fmt: skip
-    port = free_port() if port is None else port
+    return _start(launch, seconds, port)
+
+
+def _start(launch: Launch, seconds: float, port: int) -> Server:
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     # Isolated from this project's packages: the engine has an environment of its own.
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")

@@ -30,6 +30,9 @@ PLUGIN, STAND_IN = "eagle3-sglang", "sgl-kernel-cpu-stand-in"
 STATES_FOLDER = "EAGLE3_STATES_DIR"  # what the plugin reads
 INFO = "/server_info"
 MARGIN = 16  # tokens of context beyond the longest document
+# SGLang's attention on CPUs. `torch_native` reads the latent cache of MLA as keys and values, and
+# every state from the first layer on is wrong; `intel_amx` knows it, and alone can draft.
+NATIVE, AMX = "torch_native", "intel_amx"
 CPU_SLOTS = 8192  # tokens of the cache on a CPU, where SGLang would take most of the memory
 
 
@@ -86,7 +89,8 @@ def states_launch(
         "--return-aux-hidden-state-layer-ids", *layer_ids,
     ]  # fmt: skip
     if device.startswith("cpu"):
-        capture += ["--attention-backend", "torch_native"]
+        # The narrower flags count before the first.
+        capture += ["--attention-backend", NATIVE, *(_amx() if spec.latent_attention else [])]
     return _launch(
         python, spec, capture, dtype=dtype, device=device, longest=longest, log=log,
         arguments=arguments, environ={STATES_FOLDER: str(folder.absolute())},
@@ -109,9 +113,8 @@ def serving_launch(
     # A prefix out of the cache would make one of two timings faster than the other.
     serving: list[object] = ["--disable-radix-cache"]
     if device.startswith("cpu"):
-        # The one backend that drafts on a CPU; for plain decoding too, so that both compute alike.
-        backend = "intel_amx"
-        serving += ["--prefill-attention-backend", backend, "--decode-attention-backend", backend]
+        # For plain decoding too, so that both compute alike.
+        serving += _amx()
     if drafter is not None:
         serving += [
             "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", drafter,
@@ -122,6 +125,10 @@ def serving_launch(
         python, spec, serving, dtype=dtype, device=device, longest=longest, log=log,
         arguments=arguments, environ={},
     )  # fmt: skip
+
+
+def _amx() -> list[str]:
+    return ["--prefill-attention-backend", AMX, "--decode-attention-backend", AMX]
 
 
 def _launch(
@@ -172,6 +179,25 @@ def server_info(server: Server) -> dict[str, Any] | None:
         return None
     check_engine_version(info["version"], NAME, VERSION, server.url)
     return info
+
+
+def check_attention(server: Server, spec: VerifierSpec) -> None:
+    """Refuses a server whose attention would compute wrong states, and a wrong text of them.
+
+    Raises:
+        HarnessError: `torch_native` for a verifier with latent attention.
+    """
+    info = server_info(server) or {}
+    whole = info.get("attention_backend")
+    found = {
+        phase: info.get(f"{phase}_attention_backend") or whole for phase in ("prefill", "decode")
+    }
+    if spec.latent_attention and NATIVE in found.values():
+        raise HarnessError(
+            "the server would read the verifier's latent cache as keys and values",
+            where=server.url, rule=f"another attention backend than {NATIVE} for MLA", got=found,
+            fix=f"on a CPU: {' '.join(_amx())}; on a GPU leave both out",
+        )  # fmt: skip
 
 
 def check_drafter(folder: Path, spec: VerifierSpec) -> None:

@@ -18,6 +18,7 @@ from eagle3.engines.server import Server, ServerSettings, given_server, running
 from eagle3.engines.sglang import (
     NAME,
     VERSION,
+    check_attention,
     check_drafter,
     server_info,
     serving_launch,
@@ -64,14 +65,15 @@ class SGLangServing:
         """A server for the length of a block.
 
         Raises:
-            HarnessError: SGLang is not installed, its server ends at start, or one given by URL
-                was started with other drafts.
+            HarnessError: SGLang is not installed, its server ends at start, one given by URL
+                was started with other drafts, or its attention misreads the verifier.
         """
         k = 0 if drafter is None else self.k
         eos_ids = self.spec.eos_token_ids
         if self.settings.urls:
             server = given_server(NAME, self.settings.urls[0 if drafter is None else 1])
             _check_drafts(server, k)
+            check_attention(server, self.spec)
             yield SGLangDecoder(server, k, eos_ids)
             return
         launch = serving_launch(
@@ -86,6 +88,7 @@ class SGLangServing:
             arguments=self.settings.arguments,
         )
         with running(launch, seconds=self.settings.start_seconds) as server:
+            check_attention(server, self.spec)
             yield SGLangDecoder(server, k, eos_ids)
 
 

@@ -22,7 +22,14 @@ from safetensors import SafetensorError, safe_open
 
 from eagle3.engines.pool import ServerPool
 from eagle3.engines.server import Launch, Server, ServerSettings, ask
-from eagle3.engines.sglang import NAME, VERSION, server_info, sglang_python, states_launch
+from eagle3.engines.sglang import (
+    NAME,
+    VERSION,
+    check_attention,
+    server_info,
+    sglang_python,
+    states_launch,
+)
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import EngineIdentity, States
 from eagle3.extraction.logits import VerifierOutput
@@ -178,7 +185,7 @@ def sglang_engine(
 
     Raises:
         HarnessError: not installed, the server ends at start or does not answer, or it was started
-            so that it could not deliver whole states.
+            so that it could not deliver whole states or would compute others.
     """
     ids = sglang_capture_ids(aux_layers, spec.model_type, spec.num_hidden_layers)
     wanted = _Wanted(list(aux_layers), spec.hidden_size, getattr(torch, dtype), spec.model_type)
@@ -200,8 +207,9 @@ def sglang_engine(
         )  # fmt: skip
 
     with server_pool(NAME, settings, launch) as pool:
-        if settings.urls:
-            for server in pool.servers:
+        for server in pool.servers:
+            check_attention(server, spec)
+            if settings.urls:
                 check_capture(server, spec, aux_layers)
         engine = SGLangEngine(
             pool,
