@@ -165,7 +165,7 @@ def words(found: Crossing, tokens: list[int]) -> str:
         start = f"from scratch overtakes finetuning at about {found.at:,.0f} tokens"
     low = f"below {tokens[0]:,}" if found.low == 0.0 else _count(found.low, last)
     high = f"below {tokens[0]:,}" if found.high == 0.0 else _count(found.high, last)
-    return f"{start} ({LEVEL:.0%} interval: {low} to {high})"
+    return f"{start} ({LEVEL:.0%} interval: {low if low == high else f'{low} to {high}'})"
 
 
 def _count(value: float | None, last: str) -> str:
