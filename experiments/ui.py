@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from eagle3.errors import HarnessError
 from stages.sending import open_client
@@ -36,6 +37,8 @@ DESCRIPTION = """Drafters for speculative decoding, each trained and evaluated b
 - **train ARM**: settings, curves by optimizer step, and what it was trained on, by digest.
 - **evaluate ARM**: acceptance length `tau.*` on the test prompts, and speed.
 - **report**: the verdict, and the report itself under Artifacts.
+- **study NAME**: a search; its trainings are the rows below it, its pictures are under Artifacts.
+- **Models**, in the menu: each checkpoint once, with its τ and its speed.
 
 `eagle3 lineage RUN_ID` says which prompts, verifier, code and settings stand behind a run.
 """
@@ -70,6 +73,16 @@ def describe(client: MlflowClient, experiment: str) -> None:
         client.set_experiment_tag(experiment, name, value)
 
 
+def first_page(experiment: str) -> str:
+    """Where to begin: the runs, with our columns, beside the models.
+
+    The experiment's own first page is an overview of traces, which are empty, and the menu of a new
+    browser speaks of agents and prompts until a page asks for the one of trainings.
+    """
+    asked = {"viewStateShareKey": VIEW, "workflowType": "machine_learning"}
+    return f"experiments/{experiment}/runs?{urlencode(asked)}"
+
+
 def serve(root: Path, port: int | None) -> int:
     """Serves until interrupted; returns MLflow's exit code."""
     store = resolve_store(root)
@@ -82,8 +95,7 @@ def serve(root: Path, port: int | None) -> int:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     command += ["--port", str(chosen), "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--default-artifact-root", (store.artifacts or root).as_uri()]
-    # The page of runs: the experiment's own first page is an overview of traces, which are empty.
-    page = f"http://127.0.0.1:{chosen}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}"
+    page = f"http://127.0.0.1:{chosen}/#/{first_page(experiment)}"
     print(f"MLflow over {store.database}: {page}  (Ctrl-C ends it)", flush=True)
     child = subprocess.Popen(
         command,

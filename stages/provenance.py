@@ -164,6 +164,12 @@ def _command(arguments: Sequence[str]) -> str:
     return shlex.join([program.name, *arguments[1:]])
 
 
+def _program(command: str) -> str:
+    """What ran: MLflow's page shows the end of a path, which of a whole command says nothing."""
+    words = command.split()
+    return words[2] if words[1:2] == ["-m"] else words[0]
+
+
 def describe(root: Path, *, threads: int, seed: int) -> dict[str, Any]:
     """What can be said before a stage has run."""
     lock = root / "requirements.lock"
@@ -189,7 +195,8 @@ def as_tags(about: Mapping[str, Any]) -> dict[str, str]:
     Without the difference to the commit, which is too long for a tag.
     """
     tags = {
-        "mlflow.source.name": about["command"],
+        "mlflow.source.name": _program(about["command"]),
+        "command": about["command"],
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": about["commit"] or "none",
         "git_dirty": str(about["dirty"]).lower(),

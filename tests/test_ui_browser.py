@@ -21,16 +21,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from mlflow.entities import Metric
 
-from experiments.ui import VIEW, free_port
+from experiments.study.tracking import CHILDREN, NOTE, child_run
+from experiments.ui import first_page, free_port
 from stages.sending import open_client
 from stages.tracking import MlflowTracker, Store
+from tests.chromium import chromium, needs_chromium
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (chromium on PATH)"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 CLI = [sys.executable, "-c", "from experiments.cli import main; main()"]
 MILLISECONDS = 20_000  # of the page's own clock, which does not wait where nothing happens
 
@@ -46,26 +45,17 @@ class Page:
 
     def text(self, route: str) -> str:
         """What a wide window shows at a route, tags left out."""
-        assert CHROMIUM is not None
-        done = subprocess.run(
-            [
-                CHROMIUM,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                f"--user-data-dir={self.profile}",
-                "--window-size=3200,1400",
-                f"--virtual-time-budget={MILLISECONDS}",
-                "--dump-dom",
-                f"{self.address}/#/{route}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        page = re.sub(r"<(script|style).*?</\1>", "", done.stdout, flags=re.DOTALL)
+        page = re.sub(r"<(script|style).*?</\1>", "", self.dom(route), flags=re.DOTALL)
         return html.unescape(re.sub(r"(\s*<[^>]+>\s*)+", "|", page))
+
+    def dom(self, route: str) -> str:
+        """The page as the browser has it after its scripts have run."""
+        shown, _ = chromium(
+            self.profile,
+            f"{self.address}/#/{route}",
+            *("--window-size=3200,1400", f"--virtual-time-budget={MILLISECONDS}", "--dump-dom"),
+        )
+        return shown
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +80,19 @@ def page(
         tracker.log_metrics({"tau.all": tau, "speedup": tau - 0.25}, 0)
         tracker.log_artifact(report)
         runs[f"evaluate {arm}"] = str(tracker.close()["run_id"])
-    _, experiment = open_client(store)
+    client, experiment = open_client(store)
+    study = MlflowTracker(store, root / "journals", run_name="study default", tags={NOTE: CHILDREN})
+    runs["study default"] = str(study.run_id(120))
+    study.log_artifact(report)
+    for number in range(2):
+        with child_run(root, f"scratch trial {number}", runs["study default"], {}) as trial:
+            trial.log_metrics({"dev_tau": 1.25 + number}, 0)
+    study.close()
+    model = client.create_logged_model(
+        experiment, name="drafter_scratch", source_run_id=runs["evaluate scratch"]
+    )
+    tau = Metric("tau.all", 1.5, 0, 0, model_id=model.model_id)
+    client.log_batch(runs["evaluate scratch"], metrics=[tau])
     port = free_port(0)
     served = subprocess.Popen(
         [*CLI, "ui", "--port", str(port)],
@@ -113,19 +115,21 @@ def page(
 
 
 def test_the_first_page_lists_runs_with_our_columns(page: Page) -> None:
-    text = page.text(f"experiments/{page.experiment}/runs?viewStateShareKey={VIEW}")
+    text = page.text(first_page(page.experiment))
     assert "Drafters for speculative decoding" in text
-    for name in ("evaluate scratch", "evaluate finetune"):
+    for name in ("evaluate scratch", "evaluate finetune", "study default"):
         assert name in text
     for column in ("tau.all", "speedup", "kind", "arm", "Dataset", "Duration"):
         assert f"|{column}|" in text, column
     assert "|1.75|" in text and "|1.25|" in text  # finetune's tau, scratch's speed
     assert "|checkpoints/finetune" in text  # the dataset that it read
+    # The menu for trainings, not the one for agents.
+    assert "|Runs|" in text and "|Models|" in text and "Agent versions" not in text
 
 
 def test_two_runs_are_compared(page: Page) -> None:
-    runs = quote(json.dumps(list(page.runs.values())))
-    experiments = quote(json.dumps([page.experiment]))
+    pair = [page.runs["evaluate scratch"], page.runs["evaluate finetune"]]
+    runs, experiments = quote(json.dumps(pair)), quote(json.dumps([page.experiment]))
     text = page.text(f"compare-runs?runs={runs}&experiments={experiments}")
     assert "Comparing 2 Runs" in text
     assert "evaluate scratch|evaluate finetune" in text
@@ -133,10 +137,27 @@ def test_two_runs_are_compared(page: Page) -> None:
         assert shown in text
 
 
+def test_a_study_shows_its_children(page: Page) -> None:
+    text = page.text(f"experiments/{page.experiment}/runs/{page.runs['study default']}")
+    assert re.search(r"\|Child runs\|scratch trial 1\|,?\|?scratch trial 0\|", text), text
+    assert CHILDREN in text
+    # Among all runs, the children are folded into their study.
+    rows = page.dom(first_page(page.experiment))
+    assert "study default" in rows and "scratch trial" not in rows
+
+
+def test_checkpoints_are_listed_with_their_metrics(page: Page) -> None:
+    text = page.text(f"experiments/{page.experiment}/models?workflowType=machine_learning")
+    assert "|drafter_scratch|" in text and "|evaluate scratch|" in text
+    assert "|tau.all|" in text and "|1.5|" in text
+
+
 def test_a_logged_report_opens(page: Page) -> None:
     run = page.runs["evaluate finetune"]
-    text = page.text(f"experiments/{page.experiment}/runs/{run}/artifacts/report.html")
-    assert "report.html" in text
+    shown = page.dom(f"experiments/{page.experiment}/runs/{run}/artifacts/report.html")
+    assert "report.html" in shown
+    (frame,) = re.findall(r"<iframe[^>]*>", shown)
+    assert "finetune accepts more" in html.unescape(frame) or 'src="blob:' in frame, frame
     address = f"{page.address}/get-artifact?path=report.html&run_uuid={run}"
     with urllib.request.urlopen(address) as answer:
         assert answer.read() == b"<h1>finetune accepts more</h1>"

@@ -56,7 +56,7 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
     queue = open_queue(place, settings, arm)
     name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
     with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent)
+        set_parent([queue.study], parent, tracker)
         run_given(place, queue, tracker, workers=workers)
         found = calibrated(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier

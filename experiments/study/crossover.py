@@ -65,7 +65,7 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     queue = open_queue(bench, settings, starts, place.storage, place.url)
     name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
     with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent)
+        set_parent([queue.study], parent, tracker)
         run_given(place, queue, tracker, workers=workers)
         found = mapped(queue, bench, settings, starts)
         found["verifier"] = arm.data.head.config.verifier

@@ -26,7 +26,7 @@ from experiments.study.search import Search, best_trial, check_search, open_sear
 from experiments.study.side_by_side import arguments, is_open, run_given
 from experiments.study.store import shown
 from experiments.study.summary import summary
-from experiments.study.tracking import parent_run, set_parent
+from experiments.study.tracking import CHILDREN, NOTE, parent_run, set_parent
 from experiments.study.work import Kind, Place, work_through
 from experiments.study.workers import run_workers
 from stages.runner import set_threads
@@ -79,7 +79,7 @@ def run_study(
     say(f"study {study.name} in {store}: {', '.join(study.arms)}, {study.trials} trials each")
     with parent_run(root, study.name, key, store) as (tracker, parent):
         tracker.log_params({"study": study.name, "cost": study.cost, "trials": study.trials})
-        set_parent([search.study for search in searches], parent)
+        set_parent([search.study for search in searches], parent, tracker)
         until = None if study.seconds is None else time.monotonic() + study.seconds
         board = Board(
             searches,
@@ -95,7 +95,7 @@ def run_study(
         compared, seconds = None, 0.0
         if with_comparison and all(best_trial(search.study) for search in searches):
             queue = compare.open_compare(searches, place.storage, place.url)
-            set_parent([queue.study], parent)
+            set_parent([queue.study], parent, tracker)
             run_given(place, queue, tracker, workers=workers, finetune_from=finetune_from)
             seconds = seconds_of(queue.study)
             compared = compare.result(queue, searches)
@@ -159,6 +159,8 @@ def _ahead(bench: Bench, searches: Sequence[Search]) -> int:
 
 def _publish(root: Path, found: dict[str, Any], tracker: Tracker) -> None:
     publish(root / REPORT, found, tracker, ReportData(study=found), f"Study {found['study']}")
+    if verdict := (found.get("compare") or {}).get("verdict"):
+        tracker.log_tags({NOTE: f"{verdict}\n\n{CHILDREN} Pictures: study.html, under Artifacts."})
     for arm, about in found["arms"].items():
         if about["best_tau"] is None:
             raise HarnessError("no trial of an arm came to its end", where=arm)

@@ -63,7 +63,7 @@ def run_scaling(root: Path, *, storage: str | None, workers: int, target: float 
     queue = open_queue(place, settings, arm)
     name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
     with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent)
+        set_parent([queue.study], parent, tracker)
         run_given(place, queue, tracker, workers=workers)
         found = fitted(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier

@@ -22,6 +22,8 @@ from stages.tracking import (
 )
 
 PARENT = "mlflow_parent"
+NOTE = "mlflow.note.content"  # the run's description on MLflow's page
+CHILDREN = "Each training of this study is a child run."
 FLUSH_SECONDS = 2.0
 
 
@@ -51,7 +53,7 @@ def parent_run(
             journal_root(root),
             run_name=f"study {name}",
             resume_key=f"study-{name}-{key}",
-            tags={"kind": "study", "study": name, "storage": store_of_study},
+            tags={"kind": "study", "study": name, "storage": store_of_study, NOTE: CHILDREN},
             flush_seconds=FLUSH_SECONDS,
         )
         with closing(tracker):
@@ -59,11 +61,19 @@ def parent_run(
             yield tracker, tracker.run_id(wait)
 
 
-def set_parent(studies: Sequence[Any], parent: str | None) -> None:
-    """Remembers the run below which the trainings of some Optuna studies stand."""
+def set_parent(studies: Sequence[Any], parent: str | None, tracker: Tracker) -> None:
+    """Remembers the run below which the trainings of some Optuna studies stand.
+
+    Those of an earlier call stay where they are: the new run says where.
+    """
+    if parent is None:
+        return
+    earlier = {study.user_attrs.get(PARENT) for study in studies} - {None, parent}
+    if earlier:
+        told = f"{CHILDREN} Earlier ones are below run {', '.join(sorted(earlier))}."
+        tracker.log_tags({NOTE: told, "continues": ", ".join(sorted(earlier))})
     for study in studies:
-        if parent is not None:
-            study.set_user_attr(PARENT, parent)
+        study.set_user_attr(PARENT, parent)
 
 
 @contextlib.contextmanager
