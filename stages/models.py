@@ -135,6 +135,7 @@ def _tell(
         client.log_batch(model.trained_by, metrics=metrics, synchronous=True)
     if model.evaluated_by is None:
         return
-    linked = client.get_run(model.evaluated_by).inputs.model_inputs or []
-    if listed.model_id not in {one.model_id for one in linked}:
+    inputs = client.get_run(model.evaluated_by).inputs
+    linked = {one.model_id for one in inputs.model_inputs} if inputs else set()
+    if listed.model_id not in linked:
         client.log_inputs(model.evaluated_by, models=[LoggedModelInput(listed.model_id)])

@@ -157,7 +157,7 @@ def test_a_logged_report_opens(page: Page) -> None:
     shown = page.dom(f"experiments/{page.experiment}/runs/{run}/artifacts/report.html")
     assert "report.html" in shown
     (frame,) = re.findall(r"<iframe[^>]*>", shown)
-    assert "finetune accepts more" in html.unescape(frame) or 'src="blob:' in frame, frame
+    assert 'src="blob:' in frame, frame  # what is asked for below, in a sandbox
     address = f"{page.address}/get-artifact?path=report.html&run_uuid={run}"
     with urllib.request.urlopen(address) as answer:
         assert answer.read() == b"<h1>finetune accepts more</h1>"
