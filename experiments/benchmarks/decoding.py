@@ -247,7 +247,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """
+    """Refuses what cannot be measured, before anything is loaded.
+
     Raises:
         HarnessError: something to measure with is missing, or a number makes no sense.
     """
@@ -268,7 +269,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """
+    """Measures; what was measured, with what, as plain values.
+
     Raises:
         HarnessError: inputs that are missing or do not fit each other.
     """

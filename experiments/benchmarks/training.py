@@ -214,7 +214,6 @@ def main() -> None:
         "compared": compared(rows),
     }
     print(result["compared"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
 
 

@@ -64,6 +64,23 @@ class BenchArm:
         """Its present settings with nested values over them."""
         return arm_settings(self.present, values, where=f"arm {self.name}")
 
+    def on_part(self, share: float, seed: int) -> BenchArm:
+        """The same arm with a share of its documents; smaller shares of a seed are in larger ones.
+
+        Args:
+            share: above 0, up to 1.
+        """
+        count = len(self.data.lengths)
+        order = torch.randperm(count, generator=generator("part", seed)).tolist()
+        chosen = sorted(order[: max(round(share * count), 1)])
+        data = replace(
+            self.data,
+            documents=Part(self.data.documents, chosen),
+            lengths=[self.data.lengths[index] for index in chosen],
+        )
+        supervised_rows = [self.supervised[index] for index in chosen]
+        return replace(self, data=data, supervised=supervised_rows, part=(share, seed))
+
 
 class Part(Sequence[Document]):
     """Some documents of a data set, read when they are asked for."""
@@ -104,27 +121,6 @@ class Bench:
         if name not in self._arms:
             self._arms[name] = self._open(name)
         return self._arms[name]
-
-    def with_init(self, arm: BenchArm, init: Path) -> BenchArm:
-        """The same arm from another checkpoint."""
-        return replace(arm, init=init)
-
-    def with_part(self, arm: BenchArm, share: float, seed: int) -> BenchArm:
-        """The same arm with a share of its documents; smaller shares of a seed are in larger ones.
-
-        Args:
-            share: above 0, up to 1.
-        """
-        count = len(arm.data.lengths)
-        order = torch.randperm(count, generator=generator("part", seed)).tolist()
-        chosen = sorted(order[: max(round(share * count), 1)])
-        data = replace(
-            arm.data,
-            documents=Part(arm.data.documents, chosen),
-            lengths=[arm.data.lengths[index] for index in chosen],
-        )
-        supervised_rows = [arm.supervised[index] for index in chosen]
-        return replace(arm, data=data, supervised=supervised_rows, part=(share, seed))
 
     def check_start(self, arm: BenchArm) -> None:
         """Refuses an arm without dev answers, or whose first weights do not fit.
@@ -220,8 +216,9 @@ class Bench:
 
 
 def code_digests() -> dict[str, str]:
-    """Of every file that a trial's result comes from."""
-    files = code_of(CODE, "experiments.study.training")
+    """Of every file that a trial's budget and result come from."""
+    modules = ("experiments.study.budget", "experiments.study.training")
+    files = sorted({path for module in modules for path in code_of(CODE, module)})
     return {str(path): digest_file(CODE / path) for path in files if path.suffix == ".py"}
 
 

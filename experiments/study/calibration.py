@@ -18,6 +18,7 @@ from eagle3.seeding import generator
 from eagle3.statistics import overall_length
 from eagle3.workspace import digest, write_json
 from experiments.study.bench import Bench, BenchArm
+from experiments.study.budget import tokens_for
 from experiments.study.compare import LEVEL
 from experiments.study.fixed import (
     Fixed,
@@ -30,10 +31,7 @@ from experiments.study.fixed import (
 from experiments.study.opening import prepare, reach
 from experiments.study.progress import say, seconds_of
 from experiments.study.settings import AaSettings
-from experiments.study.side_by_side import run_given
-from experiments.study.store import FACTS, shown
-from experiments.study.tracking import parent_run, set_parent
-from experiments.study.training import tokens_for
+from experiments.study.side_by_side import run_as_study
 from experiments.study.work import Place
 
 REPORT = Path("reports") / "aa_test.json"
@@ -54,10 +52,7 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
     check_answers(bench, arm, "test")
     place = reach(bench, storage)
     queue = open_queue(place, settings, arm)
-    name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
-    with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent, tracker)
-        run_given(place, queue, tracker, workers=workers)
+    with run_as_study(place, queue, workers=workers) as tracker:
         found = calibrated(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)

@@ -5,7 +5,6 @@ The seed is the unit: see `eagle3.seed_statistics`. Seeds of the comparison are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +26,7 @@ from eagle3.seed_statistics import (
 )
 from eagle3.workspace import digest
 from experiments.study.bench import BenchArm
+from experiments.study.budget import cost_of
 from experiments.study.fixed import (
     Fixed,
     benchmarks_of,
@@ -36,7 +36,6 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.search import Search, best_trial
-from experiments.study.training import cost_of
 
 EQUAL, LARGER = "equal budget", "larger budget"
 LEVEL = 0.95
@@ -45,29 +44,28 @@ LEVEL = 0.95
 def open_compare(searches: Sequence[Search], storage: RDBStorage, url: str) -> Fixed:
     """The queue of the winners' trainings. Other winners have a queue of their own."""
     bench = searches[0].bench
-    winners = {search.arm.name: best_trial(search.study) for search in searches}
-    slots, facts = [], {}
-    for number in range(bench.study.compare.seeds):
-        for search in searches:
-            best = winners[search.arm.name]
-            assert best is not None
-            slots.append(_slot(search.arm, best, bench.run.seed + 1 + number, EQUAL, 0))
+    winners = {}
+    for search in searches:
+        best = best_trial(search.study)
+        assert best is not None
+        winners[search.arm.name] = best
+    slots = [
+        _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, EQUAL, 0)
+        for number in range(bench.study.compare.seeds)
+        for search in searches
+    ]
     larger = larger_budget(searches)
     if larger is not None:
         search, more = larger
-        best = winners[search.arm.name]
-        assert best is not None
         slots += [
-            _slot(search.arm, best, bench.run.seed + 1 + number, LARGER, more)
+            _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, LARGER, more)
             for number in range(bench.study.compare.larger_seeds)
         ]
     facts = {
         search.arm.name: {
             **bench.facts(search.arm, test=True),
             "winner": {
-                name: best.user_attrs[name]
-                for name in ("train", "tokens")
-                if (best := winners[search.arm.name]) is not None
+                name: winners[search.arm.name].user_attrs[name] for name in ("train", "tokens")
             },
         }
         for search in searches
@@ -189,9 +187,6 @@ def _arm(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
 def _row(name: str, trials: Sequence[FrozenTrial], text: str) -> dict[str, Any]:
     values = lengths_by_seed(counts_of(trials))
     mean = sum(values) / len(values)
-    half = None
-    if len(values) > 1:
-        half = t_interval(values, LEVEL).high - mean
     return {
         "name": name,
         "what": text,
@@ -200,7 +195,7 @@ def _row(name: str, trials: Sequence[FrozenTrial], text: str) -> dict[str, Any]:
         "seconds": sum(trial.user_attrs["run_seconds"] for trial in trials) / len(trials),
         "seeds": len(trials),
         "tau": mean,
-        "half": None if half is None or math.isnan(half) else half,
+        "half": t_interval(values, LEVEL).high - mean if len(values) > 1 else None,
     }
 
 

@@ -8,7 +8,7 @@ through the pipeline as overlays, up to their drafter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eagle3.seed_statistics import lengths_by_seed, paired_differences, t_interv
 from eagle3.workspace import digest, write_atomically
 from experiments.overlay import run_overlay
 from experiments.study.bench import Bench
+from experiments.study.budget import cost_of
 from experiments.study.compare import LEVEL
 from experiments.study.fixed import (
     Fixed,
@@ -33,10 +34,9 @@ from experiments.study.opening import prepare, reach
 from experiments.study.progress import say, seconds_of
 from experiments.study.publishing import publish
 from experiments.study.settings import CrossoverSettings
-from experiments.study.side_by_side import run_given
-from experiments.study.store import FACTS, shown
-from experiments.study.tracking import parent_run, set_parent
-from experiments.study.training import cost_of, length, score
+from experiments.study.side_by_side import run_as_study
+from experiments.study.training import length, score
+from experiments.study.work import Place
 from stages.params import dump_yaml
 
 REPORT = Path("reports") / "crossover.json"
@@ -61,12 +61,9 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     place = reach(bench, storage)
     starts = {bits: _checkpoint(bench, settings, bits) for bits in settings.bits}
     for start in starts.values():
-        bench.check_start(bench.with_init(arm, start))
-    queue = open_queue(bench, settings, starts, place.storage, place.url)
-    name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
-    with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent, tracker)
-        run_given(place, queue, tracker, workers=workers)
+        bench.check_start(replace(arm, init=start))
+    queue = open_queue(place, settings, starts)
+    with run_as_study(place, queue, workers=workers) as tracker:
         found = mapped(queue, bench, settings, starts)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
@@ -76,14 +73,9 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     say(f"{REPORT} written")
 
 
-def open_queue(
-    bench: Bench,
-    settings: CrossoverSettings,
-    starts: Mapping[int, Path],
-    storage: Any,
-    url: str,
-) -> Fixed:
+def open_queue(place: Place, settings: CrossoverSettings, starts: Mapping[int, Path]) -> Fixed:
     """One training for each seed, budget and curve, budgets of one seed side by side."""
+    bench = place.bench
     slots = []
     for seed in range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds):
         for tokens in settings.tokens:
@@ -108,7 +100,7 @@ def open_queue(
         "tokens": settings.tokens,
     }
     name = f"{bench.study.name}.crossover-{digest(facts)[:8]}"
-    return open_fixed(bench, storage, url, name, facts, slots, "dev")
+    return open_fixed(bench, place.storage, place.url, name, facts, slots, "dev")
 
 
 def curve_name(bits: int | None) -> str:
@@ -174,8 +166,8 @@ def _count(value: float | None, last: str) -> str:
 
 def _start_tau(bench: Bench, settings: CrossoverSettings, start: Path) -> float:
     """τ on dev of the checkpoint as it is."""
-    arm = bench.with_init(bench.arm(settings.finetune), start)
-    drafter = first_drafter(arm.init, arm.data, arm.settings({}), bench.run.seed)
+    arm = bench.arm(settings.finetune)
+    drafter = first_drafter(start, arm.data, arm.settings({}), bench.run.seed)
     return length(score(drafter, arm.data.dev, bench.evaluate.k, bench.evaluate.dtype))
 
 

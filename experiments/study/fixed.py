@@ -7,7 +7,7 @@ the slot, so that any statistic can be computed from the store alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import optuna
@@ -44,9 +44,9 @@ class Fixed:
         about = trial.user_attrs
         arm = self.bench.arm(about["arm"])
         if "init" in about:
-            arm = self.bench.with_init(arm, self.bench.root / about["init"])
+            arm = replace(arm, init=self.bench.root / about["init"])
         if "part" in about:
-            arm = self.bench.with_part(arm, *about["part"])
+            arm = arm.on_part(*about["part"])
         settings = arm.settings(about["train"])
         seed, tokens = about["seed"], about["tokens"]
         log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens)

@@ -20,6 +20,7 @@ from eagle3.seeding import generator
 from eagle3.settings import read_settings
 from eagle3.workspace import digest, write_json
 from experiments.study.bench import Bench, BenchArm
+from experiments.study.budget import cost_of
 from experiments.study.compare import LEVEL
 from experiments.study.fixed import (
     Fixed,
@@ -32,10 +33,7 @@ from experiments.study.fixed import (
 from experiments.study.opening import prepare, reach
 from experiments.study.progress import say, seconds_of
 from experiments.study.settings import ScalingSettings
-from experiments.study.side_by_side import run_given
-from experiments.study.store import FACTS, shown
-from experiments.study.tracking import parent_run, set_parent
-from experiments.study.training import cost_of
+from experiments.study.side_by_side import run_as_study
 from experiments.study.work import Place
 from stages.params import section_values
 
@@ -61,10 +59,7 @@ def run_scaling(root: Path, *, storage: str | None, workers: int, target: float 
     check_answers(bench, arm, "test")
     place = reach(bench, storage)
     queue = open_queue(place, settings, arm)
-    name, key = queue.study.study_name, digest([queue.study.user_attrs[FACTS], place.url])[:16]
-    with parent_run(root, name, key, shown(place.url)) as (tracker, parent):
-        set_parent([queue.study], parent, tracker)
-        run_given(place, queue, tracker, workers=workers)
+    with run_as_study(place, queue, workers=workers) as tracker:
         found = fitted(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
@@ -88,7 +83,7 @@ def open_queue(place: Place, settings: ScalingSettings, arm: BenchArm) -> Fixed:
     slots = []
     for seed in range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds):
         for part in settings.parts:
-            some, tokens = bench.with_part(arm, 1 / part, seed), rows_of(settings, part, all_rows)
+            some, tokens = arm.on_part(1 / part, seed), rows_of(settings, part, all_rows)
             cost = cost_of(tokens, some.data.lengths, some.supervised, shape, seed)
             title = f"{arm.name} on {name_of(part)}, seed {seed}"
             slots.append(

@@ -18,10 +18,11 @@ from eagle3.drafter import Drafter
 from eagle3.settings import merged
 from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
+from experiments.study.budget import tokens_for
 from experiments.study.sampling import RepeatableSampler
 from experiments.study.space import check_space, default_point, nested, suggest
 from experiments.study.store import SLOT, open_study
-from experiments.study.training import GivenUp, length, score, tokens_for, train_once
+from experiments.study.training import GivenUp, length, score, train_once
 from experiments.study.work import log_settings
 
 

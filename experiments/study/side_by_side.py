@@ -6,15 +6,19 @@ is worth more than a second thread: a step of a small drafter is many short oper
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from optuna.trial import TrialState
 
 from eagle3.tracking import Tracker
+from eagle3.workspace import digest
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
 from experiments.study.progress import Board
-from experiments.study.store import running
+from experiments.study.store import FACTS, running, shown
+from experiments.study.tracking import parent_run, set_parent
 from experiments.study.work import Kind, Place, work_through
 from experiments.study.workers import run_workers
 from stages.runner import set_threads
@@ -53,6 +57,17 @@ def run_given(
             work_through(place, [queue], board)
         finally:
             set_threads(bench.run.threads)
+
+
+@contextlib.contextmanager
+def run_as_study(place: Place, queue: Fixed, *, workers: int) -> Iterator[Tracker]:
+    """Runs a queue to its end as a study of its own in MLflow; the block says what was found."""
+    study = queue.study
+    key = digest([study.user_attrs[FACTS], place.url])[:16]
+    with parent_run(place.bench.root, study.study_name, key, shown(place.url)) as (tracker, parent):
+        set_parent([study], parent, tracker)
+        run_given(place, queue, tracker, workers=workers)
+        yield tracker
 
 
 def is_open(kind: Kind) -> bool:

@@ -12,7 +12,6 @@ import fcntl
 import json
 import logging
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -255,11 +254,6 @@ def alive(storage: RDBStorage, trial: optuna.Trial) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def wait_for_others(seconds: float = 1.0) -> None:
-    """A moment, while slots are at work elsewhere."""
-    time.sleep(seconds)
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -24,11 +24,8 @@ from eagle3.tracking import Tracker
 from eagle3.trainer import TrainResult, TrainSettings, train
 from eagle3.workspace import work_folder
 from experiments.study.bench import Bench, BenchArm
-from experiments.study.budget import cost_of, tokens_for
 
 OnStep = Callable[[int, Drafter], None]
-
-__all__ = ["GivenUp", "cost_of", "length", "score", "tokens_for", "train_once"]
 
 
 class GivenUp(Exception):

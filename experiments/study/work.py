@@ -18,20 +18,14 @@ from optuna.trial import TrialState
 from eagle3.finite import LossNotFinite
 from eagle3.tracking import Tracker, flatten
 from experiments.study.bench import Bench
-from experiments.study.store import (
-    alive,
-    claim,
-    hand_back,
-    running,
-    tell,
-    wait_for_others,
-)
+from experiments.study.store import alive, claim, hand_back, running, tell
 from experiments.study.tracking import PARENT, child_run
 from experiments.study.training import GivenUp
 from stages.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
+POLL_SECONDS = 1.0  # while slots are at work elsewhere
 NOTHING_ACCEPTED = 1.0  # τ of a drafter that left the numbers
 
 
@@ -94,7 +88,7 @@ def work_through(place: Place, kinds: Sequence[Kind], listener: Listener) -> Non
         else:
             if not any(running(kind.study) for kind in kinds):
                 return
-            wait_for_others()
+            time.sleep(POLL_SECONDS)
             listener.update()
 
 
