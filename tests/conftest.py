@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before torch: tests run beside each other on few cores, and sums must not depend on how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +19,9 @@ for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "DVC_ROOT"):
 import pytest
 
 from tests.tiny import make_tiny_verifier
+
+if TYPE_CHECKING:
+    from tests.faulty import Lab
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +51,11 @@ def tiny_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_verifier_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an lm_head of its own. Shared: don't write into it."""
     return make_tiny_verifier(tmp_path_factory.mktemp("verifier") / "untied", tied=False, seed=1)
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A verifier and the states of all its layers. Shared: don't write into either."""
+    from tests.faulty import make_lab
+
+    return make_lab(tmp_path_factory.mktemp("lab"))

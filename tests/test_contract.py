@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,12 @@ from eagle3.errors import HarnessError
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
 from eagle3.shard_writer import ShardWriter
+from experiments.cli import main as eagle3
 from experiments.same_verifier import check_same_verifier
+from stages import parity
 from stages.params import dump_yaml
-from tests.faulty import AUX, Lab, make_lab
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return make_lab(tmp_path_factory.mktemp("lab"))
+from stages.runner import run_stage
+from tests.faulty import AUX, Lab
 
 
 def write(lab: Lab, folder: Path, documents: list[Document], **meta: Any) -> Path:
@@ -46,6 +42,9 @@ def write(lab: Lab, folder: Path, documents: list[Document], **meta: Any) -> Pat
         writer.add(document)
     writer.finish()
     return folder
+
+
+Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
@@ -83,40 +82,43 @@ def test_no_states(tmp_path: Path) -> None:
         splits(tmp_path)
 
 
-def project(root: Path, folder: Path, lab: Lab, **parity: Any) -> list[str]:
-    """A folder that the stage runs in, and its command."""
-    root.mkdir(exist_ok=True)
-    params = {"run": {"threads": 1, "seed": 0, "device": "cpu"}, "parity": parity}
-    (root / "params.yaml").write_text(dump_yaml(params))
-    return [
-        *(sys.executable, "-m", "stages.parity", "--states", str(folder)),
-        *("--verifiers", str(lab.folder), "--heads", str(lab.head_path)),
-        *("--out", "metrics/parity.json"),
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, empty."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run_parity(here: Path, folder: Path, lab: Lab, **settings: Any) -> None:
+    """Runs the stage."""
+    params = {"run": {"threads": 1, "seed": 0, "device": "cpu"}, "parity": settings}
+    (here / "params.yaml").write_text(dump_yaml(params))
+    arguments = [
+        *("--states", str(folder), "--verifiers", str(lab.folder)),
+        *("--heads", str(lab.head_path), "--out", "metrics/parity.json"),
     ]
+    run_stage("parity", parity.main, parity.add_arguments, arguments)
 
 
-def run(command: list[str], root: Path, code: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(code), "COLUMNS": "100"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-
-
-def test_stage_stops_the_pipeline(lab: Lab, tmp_path: Path, project_root: Path) -> None:
+def test_stage_stops_the_pipeline(
+    lab: Lab, tmp_path: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "states"
-    wrong = [replace(d, aux=d.aux) for d in lab.documents(aux=(1, 4, 5), norms=0)]
-    write(lab, folder / "train", wrong)
-    command = project(tmp_path / "root", folder, lab, engine="transformers", documents=3)
-    done = run(command, tmp_path / "root", project_root)
-    assert done.returncode == 2, done.stderr
-    assert "aux[1] is the output of layer 4; serving will use layer 3" in done.stderr
-    assert "final is pre-norm, declared post-norm" in done.stderr
-    assert not (tmp_path / "root" / "metrics").exists()
-    assert not (tmp_path / "root" / "provenance").exists()
+    write(lab, folder / "train", lab.documents(aux=(1, 4, 5), norms=0))
+    with pytest.raises(SystemExit) as ended:
+        run_parity(here, folder, lab, engine="transformers", documents=3)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "aux[1] is the output of layer 4; serving will use layer 3" in said
+    assert "final is pre-norm, declared post-norm" in said
+    assert {path.name for path in here.iterdir()} == {"params.yaml"}
 
 
-def test_stage_without_a_server(lab: Lab, right: Path, tmp_path: Path, project_root: Path) -> None:
-    done = run(project(tmp_path / "root", right, lab), tmp_path / "root", project_root)
-    assert done.returncode == 0, done.stderr
-    verdict = json.loads((tmp_path / "root" / "metrics" / "parity.json").read_text())
+def test_stage_without_a_server(lab: Lab, right: Path, here: Path) -> None:
+    run_parity(here, right, lab)
+    verdict = json.loads((here / "metrics" / "parity.json").read_text())
     assert verdict["words"] == "not checked against a server" and verdict["engine"] is None
     data = ReportData(parity=verdict)
     assert not checked_against_server(data)
@@ -125,42 +127,43 @@ def test_stage_without_a_server(lab: Lab, right: Path, tmp_path: Path, project_r
     assert section.body.count("<tr>") == 3  # head, dev, train
 
 
-def command_line(lab: Lab, folder: Path, *more: str) -> list[str]:
-    return [
-        *(sys.executable, "-c", "from experiments.cli import main; main()", "parity"),
-        *("--data-dir", str(folder), "--verifier-path", str(lab.folder), *more),
-    ]
+@pytest.fixture
+def command(
+    lab: Lab, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Calls `eagle3 parity` on a folder; its exit code, and what it says."""
+
+    def call(folder: Path, *more: str) -> tuple[int, str]:
+        flags = ["--data-dir", str(folder), "--verifier-path", str(lab.folder), *more]
+        monkeypatch.setattr(sys, "argv", ["eagle3", "parity", *flags])
+        with pytest.raises(SystemExit) as ended:
+            eagle3()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+
+    return call
 
 
-def test_command(lab: Lab, right: Path, tmp_path: Path, project_root: Path) -> None:
-    done = run(
-        command_line(lab, right / "train", "--engine", "transformers", "--documents", "2"),
-        tmp_path, project_root,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "aux[1]" in done.stdout and "the output of layer 3" in done.stdout
-    done = run(command_line(lab, right, "--engine", "another"), tmp_path, project_root)
-    assert done.returncode == 2 and "transformers" in done.stderr
+def test_command(right: Path, command: Command) -> None:
+    code, said = command(right / "train", "--engine", "transformers", "--documents", "2")
+    assert code == 0 and "aux[1]" in said and "the output of layer 3" in said
+    code, said = command(right, "--engine", "another")
+    assert code == 2 and "transformers" in said
 
 
-def test_command_names_faults(lab: Lab, tmp_path: Path, project_root: Path) -> None:
+def test_command_names_faults(lab: Lab, tmp_path: Path, command: Command) -> None:
     write(lab, tmp_path / "states", lab.documents(shift=1))
-    done = run(
-        command_line(lab, tmp_path / "states", "--engine", "transformers"), tmp_path, project_root
-    )
-    assert done.returncode == 2
-    assert "row t holds the state of token t + 1 in 6 of 6 documents" in done.stderr
+    code, said = command(tmp_path / "states", "--engine", "transformers")
+    assert code == 2 and "row t holds the state of token t + 1 in 6 of 6 documents" in said
 
 
-def test_states_of_another_verifier_are_refused(
-    lab: Lab, tmp_path: Path, project_root: Path
-) -> None:
+def test_states_of_another_verifier_are_refused(lab: Lab, tmp_path: Path, command: Command) -> None:
     """One of the same sizes and configuration: a rounded copy, say."""
     folder = tmp_path / "states"
     write(lab, folder / "dev", lab.documents(), verifier="a sibling")
-    done = run(command_line(lab, folder), tmp_path, project_root)
-    assert done.returncode == 2 and "made by another verifier" in done.stderr
-    assert "states of a sibling" in done.stderr and "--verifier-path" in done.stderr
+    code, said = command(folder)
+    assert code == 2 and "made by another verifier" in said
+    assert "states of a sibling" in said and "--verifier-path" in said
     dataset = splits(folder)["dev"]
     with pytest.raises(HarnessError, match=r"another verifier[\s\S]*states of a sibling"):
         check_same_verifier(dataset, lab.head.config, lab.spec.revision)

@@ -25,16 +25,11 @@ from eagle3.mistakes import (
     target_states,
 )
 from eagle3.served_as import LayeredDocument, ServedAs, computed, drafted, fed
-from tests.faulty import AUX, LAYERS, Lab, make_lab
+from tests.faulty import AUX, LAYERS, Lab
 from tests.memorised import few_words, memorise, new_drafter
 from tests.test_contract import write
 
 SAID = ServedAs(aux_layers=AUX)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return make_lab(tmp_path_factory.mktemp("lab"))
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,7 @@ from eagle3.final_check import FinalCheck, check_final
 from eagle3.reference import head_norm
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
-from tests.faulty import Lab, make_lab
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return make_lab(tmp_path_factory.mktemp("lab"))
+from tests.faulty import Lab
 
 
 def answered(documents: list[Document]) -> list[Document]:

@@ -15,12 +15,7 @@ from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared, Reading
 from eagle3.parity_faults import Diagnosis, diagnose
 from eagle3.reference import measured, reference_layers, spread
-from tests.faulty import AUX, LAYERS, Lab, make_lab
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return make_lab(tmp_path_factory.mktemp("lab"))
+from tests.faulty import AUX, LAYERS, Lab
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ import io
 import json
 import math
 import os
+import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ def test_parts_are_nested(project: Path) -> None:
     ids = {}
     for seed in (1, 2):
         for share in (0.25, 0.5, 1.0):
-            part = bench.with_part(arm, share, seed)
+            part = arm.on_part(share, seed)
             ids[seed, share] = {document.id for document in part.data.documents}
             assert part.data.lengths == [len(d.token_ids) for d in part.data.documents]
             assert part.supervised == [int(d.loss_mask.sum()) for d in part.data.documents]
@@ -516,11 +517,11 @@ def test_a_fresh_store_met_by_several(tmp_path: Path, project_root: Path) -> Non
     assert {t.state for t in trials} == {TrialState.COMPLETE}
 
 
-def test_the_command_says_what_is_wrong(project: Path, project_root: Path) -> None:
-    call: Callable[..., Any] = subprocess.run
-    environment = {**os.environ, "PYTHONPATH": str(project_root)}
-    done = call(
-        [sys.executable, "-m", "experiments.study", "--storage", "redis://x"],
-        cwd=project, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and "cannot be kept there" in done.stderr
+def test_the_command_says_what_is_wrong(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `python -m experiments.study` does, in this process."""
+    monkeypatch.setattr(sys, "argv", ["study", "--storage", "redis://x"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("experiments.study", run_name="__main__")
+    assert ended.value.code == 2 and "cannot be kept there" in capsys.readouterr().err
