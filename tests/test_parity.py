@@ -11,17 +11,17 @@ import torch
 
 from eagle3.dataset import Document
 from eagle3.extraction.base import EngineIdentity
-from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared, Reading
 from eagle3.parity_faults import Diagnosis, diagnose
 from eagle3.reference import measured, reference_layers, spread
+from experiments.benchmarks.engines import Once
 from tests.faulty import AUX, LAYERS, Lab
 
 
 @pytest.fixture(scope="module")
-def engine(lab: Lab) -> TransformersEngine:
+def engine(lab: Lab) -> Once:
     """In float32, so that what is stored carries the noise of bfloat16."""
-    return lab.engine(torch.float32)
+    return Once(lab.engine(torch.float32))
 
 
 def verdict(
@@ -43,7 +43,7 @@ def kinds(found: Diagnosis) -> set[str]:
     return {fault.kind for fault in found.faults}
 
 
-def test_noise_alone_is_no_fault(lab: Lab, engine: TransformersEngine) -> None:
+def test_noise_alone_is_no_fault(lab: Lab, engine: Once) -> None:
     found = verdict(lab, engine, lab.documents())
     assert texts(found) == []
     assert found.documents == 6 and found.rows == sum(min(64, len(t)) for t in lab.tokens)
@@ -65,7 +65,7 @@ def test_noise_is_as_measured(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("delta", [1, -1])
-def test_layer_offset(lab: Lab, engine: TransformersEngine, delta: int) -> None:
+def test_layer_offset(lab: Lab, engine: Once, delta: int) -> None:
     found = verdict(lab, engine, lab.documents(aux=[k + delta for k in AUX]))
     assert [fault.kind for fault in found.faults] == ["layer_offset"]
     (text,) = texts(found)
@@ -73,7 +73,7 @@ def test_layer_offset(lab: Lab, engine: TransformersEngine, delta: int) -> None:
     assert f"aux[1] is the output of layer {3 + delta}" in text and "use 1, 3, 5" in text
 
 
-def test_inputs_of_the_first_layer(lab: Lab, engine: TransformersEngine) -> None:
+def test_inputs_of_the_first_layer(lab: Lab, engine: Once) -> None:
     tokens = [t.long() for t in lab.tokens]
     documents = [
         replace(d, aux=torch.cat([lab.head.embed[t][:, None].to(d.aux.dtype), d.aux[:, 1:]], 1))
@@ -86,19 +86,19 @@ def test_inputs_of_the_first_layer(lab: Lab, engine: TransformersEngine) -> None
 
 
 @pytest.mark.parametrize("order", [(5, 3, 1), (3, 1, 5), (3, 5, 1)])
-def test_order(lab: Lab, engine: TransformersEngine, order: tuple[int, ...]) -> None:
+def test_order(lab: Lab, engine: Once, order: tuple[int, ...]) -> None:
     found = verdict(lab, engine, lab.documents(aux=order))
     assert [fault.kind for fault in found.faults] == ["aux_order"]
     assert f"aux[0] holds layer {order[0]}, aux[1] holds layer {order[1]}" in texts(found)[0]
 
 
 @pytest.mark.parametrize("layer", [2, 4, 6])
-def test_one_wrong_layer(lab: Lab, engine: TransformersEngine, layer: int) -> None:
+def test_one_wrong_layer(lab: Lab, engine: Once, layer: int) -> None:
     found = verdict(lab, engine, lab.documents(aux=(1, layer, 5)))
     assert texts(found) == [f"aux[1] is the output of layer {layer}; serving will use layer 3"]
 
 
-def test_final_norm(lab: Lab, engine: TransformersEngine) -> None:
+def test_final_norm(lab: Lab, engine: Once) -> None:
     def final(norms: int, declared: Literal["pre_norm", "post_norm"]) -> list[str]:
         return texts(verdict(lab, engine, lab.documents(norms=norms), declared))
 
@@ -108,7 +108,7 @@ def test_final_norm(lab: Lab, engine: TransformersEngine) -> None:
     assert final(0, "pre_norm") == [] == final(1, "post_norm")
 
 
-def test_final_of_an_earlier_layer(lab: Lab, engine: TransformersEngine) -> None:
+def test_final_of_an_earlier_layer(lab: Lab, engine: Once) -> None:
     found = verdict(lab, engine, lab.documents(final_layer=LAYERS - 2))
     assert texts(found) == [
         "final is the output of layer 6 after the last norm, not of the last one, 7"
@@ -118,7 +118,7 @@ def test_final_of_an_earlier_layer(lab: Lab, engine: TransformersEngine) -> None
 
 
 @pytest.mark.parametrize("shift", [1, -1, 2])
-def test_token_shift(lab: Lab, engine: TransformersEngine, shift: int) -> None:
+def test_token_shift(lab: Lab, engine: Once, shift: int) -> None:
     found = verdict(lab, engine, lab.documents(shift=shift))
     assert [fault.kind for fault in found.faults] == ["rows_shifted"]
     sign = "+" if shift > 0 else "-"
@@ -127,13 +127,13 @@ def test_token_shift(lab: Lab, engine: TransformersEngine, shift: int) -> None:
     assert ("prefix cache" in texts(found)[0]) == (shift > 0)
 
 
-def test_final_alone_is_shifted(lab: Lab, engine: TransformersEngine) -> None:
+def test_final_alone_is_shifted(lab: Lab, engine: Once) -> None:
     found = verdict(lab, engine, lab.documents(final_shift=1))
     assert [fault.kind for fault in found.faults] == ["rows_shifted"]
     assert texts(found)[0].startswith("row t of final holds the state of token t + 1")
 
 
-def test_missing_rows(lab: Lab, engine: TransformersEngine) -> None:
+def test_missing_rows(lab: Lab, engine: Once) -> None:
     found = verdict(lab, engine, lab.documents(missing=1))
     assert texts(found) == [
         "the first row is missing in 6 of 6 documents: a prefix cache or chunked prefill was on"
@@ -147,7 +147,7 @@ def test_missing_rows(lab: Lab, engine: TransformersEngine) -> None:
     assert texts(verdict(lab, engine, short)) == ["the last rows are missing in 6 of 6 documents"]
 
 
-def test_first_row_filled_with_nothing(lab: Lab, engine: TransformersEngine) -> None:
+def test_first_row_filled_with_nothing(lab: Lab, engine: Once) -> None:
     def emptied(states: torch.Tensor) -> torch.Tensor:
         return torch.cat([torch.zeros_like(states[:1]), states[1:]])
 
@@ -157,7 +157,7 @@ def test_first_row_filled_with_nothing(lab: Lab, engine: TransformersEngine) -> 
     assert "the first row is missing in aux[0] of 6 of 6 documents" in texts(found)[0]
 
 
-def test_rows_of_a_few_documents(lab: Lab, engine: TransformersEngine) -> None:
+def test_rows_of_a_few_documents(lab: Lab, engine: Once) -> None:
     documents = lab.documents()
     rows = len(documents[3].final)
     mixed = torch.arange(rows).roll(rows // 3)  # a third of the rows stands elsewhere
@@ -180,7 +180,7 @@ def test_rows_of_a_few_documents(lab: Lab, engine: TransformersEngine) -> None:
 )
 def test_several_faults(
     lab: Lab,
-    engine: TransformersEngine,
+    engine: Once,
     made: dict[str, Any],
     declared: Literal["pre_norm", "post_norm"],
     named: set[str],
@@ -189,14 +189,14 @@ def test_several_faults(
     assert kinds(found) == named and len(found.faults) == len(named), texts(found)
 
 
-def test_two_wrong_layers(lab: Lab, engine: TransformersEngine) -> None:
+def test_two_wrong_layers(lab: Lab, engine: Once) -> None:
     assert texts(verdict(lab, engine, lab.documents(aux=(5, 3, 2)))) == [
         "aux[0] is the output of layer 5; serving will use layer 1",
         "aux[2] is the output of layer 2; serving will use layer 5",
     ]
 
 
-def test_states_of_another_verifier(lab: Lab, engine: TransformersEngine) -> None:
+def test_states_of_another_verifier(lab: Lab, engine: Once) -> None:
     rng = torch.Generator().manual_seed(0)
     documents = [
         replace(d, aux=torch.randn(d.aux.shape, generator=rng).to(d.aux.dtype))
@@ -207,7 +207,7 @@ def test_states_of_another_verifier(lab: Lab, engine: TransformersEngine) -> Non
     assert "aux[0] is no state of this verifier" in texts(found)[0]
 
 
-def test_an_engine_with_pre_norm_final_states(lab: Lab, engine: TransformersEngine) -> None:
+def test_an_engine_with_pre_norm_final_states(lab: Lab, engine: Once) -> None:
     """What vLLM gives: the same verdict, through the verifier's own norm."""
 
     class PreNorm:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,11 +99,11 @@ def row(engine: str, subject: Subject, prompts: list[Prompt], tokens: int) -> di
 
 
 @dataclass(frozen=True)
-class _Once:
+class Once:
     """An engine that computes each batch once: every fault is compared with the same states."""
 
     engine: TransformersEngine
-    known: dict[tuple[tuple[int, ...], ...], list[States]]
+    known: dict[tuple[tuple[int, ...], ...], list[States]] = field(default_factory=dict)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -121,7 +121,7 @@ def diagnoses(
 ) -> list[dict[str, Any]]:
     """What parity says to each fault put into stored states."""
     every_layer = reference_layers(spec.num_hidden_layers)
-    engine = _Once(TransformersEngine.open(spec, every_layer, torch.bfloat16, "cpu"), {})
+    engine = Once(TransformersEngine.open(spec, every_layer, torch.bfloat16, "cpu"))
     stored = [_first(states[i], rows) for i in spread(len(states), documents)]
     every = [engine.extract([one.token_ids])[0].aux_TnH for one in stored]
     norm = head_norm(head)
