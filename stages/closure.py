@@ -47,14 +47,12 @@ def _file_of(root: Path, module: str) -> Path | None:
 
 def _imported(path: Path, package: list[str]) -> Iterator[str]:
     """Dotted names that a file imports, those inside functions too, those for types only not."""
-    typing_only: set[ast.AST] = set()
-    for node in ast.walk(tree := ast.parse(path.read_text())):
+    waiting: list[ast.AST] = [ast.parse(path.read_bytes())]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            typing_only.update(inner for part in node.body for inner in ast.walk(part))
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
-        if isinstance(node, ast.Import):
+            waiting += node.orelse
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
@@ -62,6 +60,8 @@ def _imported(path: Path, package: list[str]) -> Iterator[str]:
             yield base
             # `from eagle3 import decode` names a module, `from eagle3.decode import f` does not.
             yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif not isinstance(node, ast.expr):  # most of a file, and none of it imports
+            waiting += ast.iter_child_nodes(node)
 
 
 def closure(root: Path, module: str) -> set[Path]:

@@ -82,9 +82,10 @@ class Stage:
         self.settings[key] = digest(settings.model_dump(mode="json"))
         return settings
 
-    @property
+    @cached_property
     def code(self) -> dict[str, str]:
-        """Digests of the files that this stage's results come from, by path."""
+        """Digests of the files that this stage's results come from, by path, as they were when
+        first asked for: a process goes on with the code that it began with."""
         return {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
 
     @property

@@ -61,7 +61,7 @@ def memorise(
     layered: list[LayeredDocument],
     convention: ServedAs,
     targets: list[torch.Tensor] | None = None,
-    steps: int = 120,
+    steps: int = 60,
 ) -> None:
     """Trains until the documents are known by heart.
 

@@ -172,11 +172,10 @@ def test_a_stage_reports_to_mlflow(project: Path, empty_store: Path) -> None:
 def test_work_depends_on_the_code(project: Path) -> None:
     code = project / "stages" / "train.py"
     code.parent.mkdir()
-    stage = Stage("train", "stages.train", project)
     seen = set()
     for text in ("a = 1", "a = 2"):
         code.write_text(text)
-        with stage.work({}) as folder:
+        with Stage("train", "stages.train", project).work({}) as folder:
             seen.add(folder.name)
     assert len(seen) == 2
 

@@ -5,10 +5,10 @@ Knows nothing of the store or of what is tried.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class Bench:
         init_digest(arm.init)
         first_drafter(arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers)
 
-    @cached_property
+    @functools.cached_property
     def test(self) -> StatesDataset:
         """Held-out test answers.
 
@@ -215,6 +215,7 @@ class Bench:
         return self._data[key]
 
 
+@functools.cache  # a process goes on with the code that it began with
 def code_digests() -> dict[str, str]:
     """Of every file that a trial's budget and result come from."""
     modules = ("experiments.study.budget", "experiments.study.training")
