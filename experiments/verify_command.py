@@ -18,7 +18,14 @@ from eagle3.errors import HarnessError
 from eagle3.settings import Settings
 from experiments.origins import environment_changes
 from experiments.rerun import clone, in_order, rerun
-from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, Verdict, compare_files
+from experiments.sameness import (
+    BITWISE,
+    DIFFERENT,
+    NOT_COMPARED,
+    WITHIN,
+    Verdict,
+    compare_files,
+)
 from stages.dvc_files import FOLDER, Cache, Entry, file_digest, folder_listing, read_lock
 from stages.lineage import RECORDS
 from stages.params import read_section
@@ -95,9 +102,10 @@ def select(lock: Mapping[str, Entry], asked: list[str]) -> list[str]:
         ]
         if not found:
             raise HarnessError(
-                "no stage in dvc.lock has this name or makes this path",
+                "no stage that has run has this name or makes this path",
+                where="dvc.lock",
                 got=word,
-                rule=", ".join(lock),
+                rule=f"stages: {', '.join(lock)}; or a path that one of them makes",
             )
         chosen += found
     return chosen or list(lock)
@@ -117,7 +125,7 @@ def compare(
             if path.startswith(RECORDS):
                 continue
             if not (project / path).exists():
-                yield Found(name, path, DIFFERENT, "was not made")
+                yield Found(name, path, DIFFERENT, "it was not made")
             elif not md5.endswith(FOLDER):
                 verdict = _file(root, project, cache, path, md5, tolerances)
                 yield Found(name, path, verdict.state, verdict.first)
@@ -185,29 +193,35 @@ def _file(
 def as_text(
     results: list[Found], environment: Mapping[str, tuple[Any, Any]], *, failed: bool
 ) -> str:
-    """One line an output, then the first difference and what the environment has to do with it."""
+    """One line an output, then the verdict and what the environment has to do with it."""
     width = max(len(found.path) for found in results)
     lines = [
         f"{found.path:{width}}  {found.state}{': ' if found.first else ''}{found.first}"
         for found in results
     ]
-    first = next((found for found in results if found.state == DIFFERENT), None)
-    counts = {
-        state: sum(found.state == state for found in results)
-        for state in dict.fromkeys(found.state for found in results)
-    }
-    lines.append("\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
-    if failed:
-        lines.append("a stage failed; what it says is above")
-    if first is not None:
-        lines.append(f"first difference: {first.stage}, {first.path}: {first.first}")
+    states = [found.state for found in results]
+    counts = (f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lines += ["", ", ".join(counts), _verdict(results, failed)]
+    if NOT_COMPARED in states:
+        lines.append("what is not compared is a time or follows from one: params.yaml, verify")
     changed = [f"  {name}: {old} -> {new}" for name, (old, new) in environment.items()]
     lines += (
-        ["since then, in the environment:", *changed]
+        ["what else is not as in the recorded run:", *changed]
         if changed
-        else ["the environment is the one of the recorded run"]
+        else ["commit, machine and versions are those of the recorded run"]
     )
     return "\n".join(lines)
+
+
+def _verdict(results: list[Found], failed: bool) -> str:
+    first = next((found for found in results if found.state == DIFFERENT), None)
+    if failed:
+        return "a stage failed: what it says is above, and what it did not make is not compared"
+    if first is not None:
+        return f"not the same: first {first.stage} made another {first.path}: {first.first}"
+    if any(found.state == WITHIN for found in results):
+        return "the same within the tolerances of params.yaml, verify"
+    return "the same, to the bit"
 
 
 def _environment(

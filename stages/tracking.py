@@ -207,13 +207,14 @@ def _take_up(store: Store, folder: Path, run_name: str, resumable: bool) -> Stat
     return saved
 
 
-def replay(store: Store, journals: Path) -> int:
-    """Sends what earlier runs left behind; returns how many the store now has completely.
+def replay(store: Store, journals: Path) -> list[dict[str, str | None]]:
+    """Sends what earlier runs left behind; returns those that the store now has completely, as
+    `Sender.about` says them.
 
     A run that was killed is closed as such; it can still be taken up. Journals that a living
     process writes are left alone, and so are those for other stores.
     """
-    complete = 0
+    complete = []
     for folder in sorted(journals.glob("*/")):
         lock = lock_journal(folder, wait=False)
         if lock is None:
@@ -225,5 +226,6 @@ def replay(store: Store, journals: Path) -> int:
             sender = Sender(store, folder, state)
             if state.status is None:
                 sender.finish("KILLED")
-            complete += sender.flush()
+            if sender.flush():
+                complete.append(sender.about())
     return complete

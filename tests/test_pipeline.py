@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from eagle3.tracking import flatten
 from experiments import verify_command
 from experiments.lineage_command import as_text
+from experiments.origins import SETTINGS, differences
 from experiments.overlay import project_files
 from experiments.settings_check import check_settings
 from stages.lineage import Lineage
@@ -61,12 +64,14 @@ class Project:
         self.python = python
         self.ran_first: set[str] = set()
         path = f"{python.bin}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path}
+        self.environment = {**os.environ, "PATH": path, "COLUMNS": "300"}
         self.environment.pop("PYTHONPATH", None)
 
-    def git(self, *command: str) -> None:
+    def git(self, *command: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        subprocess.run(["git", *who, *command], cwd=self.root, check=True, capture_output=True)
+        return subprocess.run(
+            ["git", *who, *command], cwd=self.root, check=True, capture_output=True, text=True
+        ).stdout
 
     def dvc(self, *command: str) -> str:
         done = subprocess.run(
@@ -226,6 +231,52 @@ def test_an_arms_learning_rate_reruns_that_arm(project: Project) -> None:
     project.set_params(before)
     # Back again: all of it lies in the run cache, but for the report, whose summary is in git.
     assert project.repro() <= {"report"}
+
+
+@pytest.mark.slow
+def test_a_queued_experiment(project: Project) -> None:
+    """Queue, run, list and compare it; its runs are in the same store, under its name."""
+    changed = "arms.scratch_large.tokens"
+    project.dvc("exp", "run", "--queue", "--name", "shorter", "-S", f"{changed}=1000")
+    project.dvc("exp", "run", "--run-all")
+    assert re.search(r"shorter .*Success", project.dvc("queue", "status"))
+    rows = list(csv.DictReader(project.dvc("exp", "show", "--csv").splitlines()))
+    by_name = {row["Experiment"] or row["rev"]: row for row in rows}
+    assert (by_name["shorter"][changed], by_name["workspace"][changed]) == ("1000", "1500")
+    assert 1.0 <= float(by_name["shorter"]["tau.scratch_large.all"]) <= 4.0
+    # For people: what differs, and nothing else.
+    shown = project.dvc("exp", "show", "--only-changed", "--no-pager")
+    assert changed in shown and "speedup.scratch_large" in shown and "tau.base.all" not in shown
+
+    (ref,) = project.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/shorter").split()
+    other = flatten(json.loads(project.git("show", f"{ref}:metrics/summary.json")))
+    here = flatten(json.loads((project.root / "metrics" / "summary.json").read_text()))
+    found = json.loads(project.dvc("metrics", "diff", "shorter", "--json"))
+    assert {
+        name: (value["old"], value["new"]) for name, value in found["metrics/summary.json"].items()
+    } == {name: (other[name], here[name]) for name in here if other[name] != here[name]}
+    project.dvc("plots", "diff", "shorter", "-o", ".work/plots")
+    drawn = (project.root / ".work" / "plots" / "index.html").read_text()
+    for title in ("dev prompts", "training loss", "first draft right", "learning rate"):
+        assert title in drawn
+    assert '"rev": "shorter"' in drawn and '"rev": "workspace"' in drawn
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.root}/mlflow.db")
+    runs = client.search_runs(["1"], "tags.dvc_experiment = 'shorter'")
+    assert {run.info.run_name for run in runs} == {
+        *("train scratch_large", "evaluate scratch_large", "report")
+    }
+    lineage = Lineage(project.root)
+    train = next(run for run in runs if run.info.run_name == "train scratch_large")
+    steps = [
+        lineage.chain(lineage.find(asked).entry)
+        for asked in (train.info.run_id, "checkpoints/scratch_large")
+    ]
+    settings = [item for item in differences(*steps) if item.kind == SETTINGS]
+    assert [(item.name, item.one, item.other) for item in settings] == [(changed, 1000, 1500)]
+    assert project.repro() == set()  # the workspace is as it was
 
 
 def test_a_clone_pulls_and_runs_nothing(project: Project, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from eagle3.tracking import JsonlTracker, flatten, read_journal
+from experiments import sync_command
 from stages import sending, tracking
 from stages.sending import Sender, State, lock_journal
 from stages.tracking import MlflowTracker, Store, journal_root, replay, resolve_store
@@ -145,17 +146,46 @@ def test_replay_sends_what_a_dead_store_missed(tmp_path: Path, store: Store) -> 
     journal.log_metrics({"loss": 1.0}, 1)
     sender.finish("FINISHED")
     journal.close()
-    assert replay(Store("http://127.0.0.1:1", None), folder.parent) == 0  # another store's
-    assert replay(store, folder.parent) == 1
-    assert replay(store, folder.parent) == 0
+    assert replay(Store("http://127.0.0.1:1", None), folder.parent) == []  # another store's
+    (sent,) = replay(store, folder.parent)
+    assert (sent["name"], sent["store"]) == ("scratch", store.uri)
+    assert replay(store, folder.parent) == []
     client, experiment = sending.open_client(store)
     (run,) = client.search_runs([experiment])
+    assert sent["run_id"] == run.info.run_id
     assert history(store, run.info.run_id, "loss") == [(1, 1.0)]
+
+
+def test_sync_names_what_it_sends(
+    tmp_path: Path,
+    empty_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What waits for the project's store goes out by name; what waits for another is named."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    store = resolve_store(tmp_path)
+    for name, uri in (("train a", store.uri), ("train b", "http://127.0.0.1:1")):
+        folder = journal_root(tmp_path) / name
+        sender = Sender(store, folder, State(uri, store.experiment, name, resumable=False))
+        JsonlTracker(folder).log_metrics({"loss": 1.0}, 1)
+        sender.finish("FINISHED")
+    sync_command.run(tmp_path)
+    client, experiment = sending.open_client(store)
+    (run,) = client.search_runs([experiment])
+    assert capsys.readouterr().out == (
+        f"1 run(s) are complete now in {store.uri}:\n  {run.info.run_id}  train a\n"
+        "for another store wait: train b\n"
+        "  MLFLOW_TRACKING_URI=http://127.0.0.1:1 eagle3 sync sends them\n"
+    )
+    sync_command.run(tmp_path)
+    assert capsys.readouterr().out.startswith(f"nothing waited to be sent to {store.uri}\n")
 
 
 def test_replay_leaves_a_living_run_alone(tmp_path: Path, store: Store) -> None:
     tracker = MlflowTracker(store, tmp_path / "journals", run_name="scratch", resume_key="k")
-    assert replay(store, tmp_path / "journals") == 0
+    assert replay(store, tmp_path / "journals") == []
     tracker.close()
 
 
@@ -244,7 +274,7 @@ def test_a_killed_run_is_taken_up(tmp_path: Path, store: Store) -> None:
     assert done.returncode == -signal.SIGKILL
     run_id = json.loads((journals / "train-1" / "state.json").read_text())["run_id"]
     # Another process's replay closes it as killed, with all that it had said...
-    assert replay(store, journals) == 1
+    assert len(replay(store, journals)) == 1
     client, _ = sending.open_client(store)
     assert client.get_run(run_id).info.status == "KILLED"
     assert len(history(store, run_id, "loss")) == 60

@@ -150,6 +150,31 @@ def test_one_stage_on_recorded_inputs(
     assert code == 0 and list(outs) == ["metrics/summary.json"]
 
 
+def test_a_verdict_in_words() -> None:
+    same = verify_command.Found("train@a", "checkpoints/a", BITWISE)
+    time = verify_command.Found("report", "metrics/x.json", NOT_COMPARED)
+    assert (
+        verify_command.as_text([same, time], {}, failed=False)
+        == """\
+checkpoints/a   bitwise
+metrics/x.json  not compared
+
+1 bitwise, 1 not compared
+the same, to the bit
+what is not compared is a time or follows from one: params.yaml, verify
+commit, machine and versions are those of the recorded run"""
+    )
+    other = verify_command.Found("train@b", "checkpoints/b", DIFFERENT, "tensor w: 4 of 4 values")
+    text = verify_command.as_text([same, other], {"threads": (1, 3)}, failed=False)
+    assert "\nnot the same: first train@b made another checkpoints/b: tensor w: 4 of 4" in text
+    assert text.endswith("what else is not as in the recorded run:\n  threads: 1 -> 3")
+    near = verify_command.Found("train@a", "metrics/a.json", WITHIN, "tau: 1.0, now 1.01")
+    assert "the same within the tolerances" in verify_command.as_text([near], {}, failed=False)
+    assert "a stage failed: what it says is above" in verify_command.as_text(
+        [other], {}, failed=True
+    )
+
+
 def test_selection_and_order(project: Path) -> None:
     lock = read_lock(project)
     assert verify_command.select(lock, ["train"]) == ["train@a"]
