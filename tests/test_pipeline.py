@@ -63,7 +63,9 @@ class Project:
         self.root = root
         self.python = python
         self.ran_first: set[str] = set()
-        path = f"{python.bin}{os.pathsep}{os.environ['PATH']}"
+        # DVC's queue starts `dvc` itself, by name.
+        places = [str(python.bin), str(Path(sys.executable).parent), os.environ["PATH"]]
+        path = os.pathsep.join(places)
         self.environment = {**os.environ, "PATH": path, "COLUMNS": "300"}
         self.environment.pop("PYTHONPATH", None)
 

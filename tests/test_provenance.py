@@ -7,9 +7,14 @@ import platform
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from experiments.study.bench import Bench
+from experiments.study.origin import origin
+from experiments.study.store import FACTS
 from stages import models, provenance
 from stages.abandoned import close_abandoned
 from stages.dvc_files import file_digest
@@ -56,6 +61,32 @@ def test_what_a_record_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("DVC_EXP_NAME")
     outside = provenance.as_tags(provenance.describe(tmp_path, threads=3, seed=7))
     assert "dvc_experiment" not in outside
+
+
+def test_a_runs_source_is_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """MLflow shows what stands after the last slash: of a whole command that would be any file."""
+    command = "python -m stages.report --plots report/plots"
+    monkeypatch.setattr("sys.argv", ["/x/stages/report.py", "--plots", "report/plots"])
+    tags = provenance.as_tags(provenance.describe(tmp_path, threads=1, seed=0))
+    assert (tags["mlflow.source.name"], tags["command"]) == ("stages.report", command)
+    monkeypatch.setattr("sys.argv", ["/x/bin/eagle3", "study"])
+    tags = provenance.as_tags(provenance.describe(tmp_path, threads=1, seed=0))
+    assert (tags["mlflow.source.name"], tags["command"]) == ("eagle3", "eagle3 study")
+
+
+def test_a_studys_runs_name_their_data(tmp_path: Path) -> None:
+    """By DVC's digests of what its facts name, however deep; `init` is no path."""
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    bench = SimpleNamespace(
+        root=tmp_path, run=SimpleNamespace(seed=7), study=SimpleNamespace(threads=3)
+    )
+    data = {"checkpoints/a/model.safetensors": "1", "init": "2"}
+    facts = {"arm": {"data": data, "code": {"metrics/a.json": "3"}}, "data": {"elsewhere": "4"}}
+    tags = origin(cast(Bench, bench), SimpleNamespace(user_attrs={FACTS: facts}))
+    assert {name: value for name, value in tags.items() if name.startswith("data.")} == {
+        "data.checkpoints/a": "aaaa.dir"
+    }
+    assert (tags["seed"], tags["threads"]) == ("7", "3")
 
 
 def test_a_path_inside_an_output_stands_for_it(tmp_path: Path) -> None:

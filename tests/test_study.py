@@ -17,6 +17,7 @@ from typing import Any
 
 import optuna
 import pytest
+import torch
 from optuna.trial import TrialState
 
 from eagle3.acceptance import acceptance_length
@@ -138,6 +139,9 @@ def test_trials_stand_below_their_study_in_mlflow(done: Path) -> None:
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert len(children) == len(runs) - 1 == 4 + 4 + 4 + 2  # both searches, the comparison
     assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.data.tags["mlflow.source.git.commit"] for run in runs} == {"none"}  # outside git
+    assert all(run.data.tags["torch.version"] == torch.__version__ for run in runs)
+    assert parent.data.tags["mlflow.note.content"].endswith("study.html, under Artifacts.")
     for arm in ARMS:
         curve = client.get_metric_history(parent.info.run_id, f"best_dev_tau.{arm}")
         values = [point.value for point in sorted(curve, key=lambda point: point.step)]

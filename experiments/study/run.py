@@ -20,6 +20,7 @@ from experiments.study import compare
 from experiments.study.bench import Bench
 from experiments.study.fixed import check_answers, take_up
 from experiments.study.opening import prepare, reach
+from experiments.study.origin import origin
 from experiments.study.progress import Board, say, seconds_of
 from experiments.study.publishing import publish
 from experiments.study.search import Search, best_trial, check_search, open_search
@@ -79,6 +80,8 @@ def run_study(
     say(f"study {study.name} in {store}: {', '.join(study.arms)}, {study.trials} trials each")
     with parent_run(root, study.name, key, store) as (tracker, parent):
         tracker.log_params({"study": study.name, "cost": study.cost, "trials": study.trials})
+        for search in searches:
+            tracker.log_tags(origin(bench, search.study))
         set_parent([search.study for search in searches], parent, tracker)
         until = None if study.seconds is None else time.monotonic() + study.seconds
         board = Board(

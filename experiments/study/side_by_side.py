@@ -16,6 +16,7 @@ from eagle3.tracking import Tracker
 from eagle3.workspace import digest
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
+from experiments.study.origin import origin
 from experiments.study.progress import Board
 from experiments.study.store import FACTS, running, shown
 from experiments.study.tracking import parent_run, set_parent
@@ -65,6 +66,7 @@ def run_as_study(place: Place, queue: Fixed, *, workers: int) -> Iterator[Tracke
     study = queue.study
     key = digest([study.user_attrs[FACTS], place.url])[:16]
     with parent_run(place.bench.root, study.study_name, key, shown(place.url)) as (tracker, parent):
+        tracker.log_tags(origin(place.bench, study))
         set_parent([study], parent, tracker)
         run_given(place, queue, tracker, workers=workers)
         yield tracker

@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 from eagle3.finite import LossNotFinite
 from eagle3.tracking import Tracker, flatten
 from experiments.study.bench import Bench
+from experiments.study.origin import origin
 from experiments.study.store import alive, claim, hand_back, running, tell
 from experiments.study.tracking import PARENT, child_run
 from experiments.study.training import GivenUp
@@ -101,7 +102,11 @@ def _run(place: Place, kind: Kind, trial: optuna.Trial, listener: Listener) -> N
     state = TrialState.COMPLETE
     listener.began(kind, trial)
     started = time.perf_counter()
-    tags = {"study": kind.study.study_name, "trial": str(trial.number)}
+    tags = {
+        **origin(place.bench, kind.study),
+        "study": kind.study.study_name,
+        "trial": str(trial.number),
+    }
     parent = kind.study.user_attrs.get(PARENT)
     try:
         with (
