@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.errors import HarnessError
 from experiments import origins_text
 from experiments.origins import differences
+from experiments.study_origin import study_run
 from stages.lineage import Lineage, Step, Target
 from stages.params import read_params
 
@@ -22,12 +24,10 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
         HarnessError: see `Lineage.find`.
     """
     lineage = Lineage(root)
-    target = lineage.find(asked)
-    steps = lineage.chain(target.entry)
+    target, steps = _origin(root, lineage, asked)
     if against is not None:
-        second = lineage.find(against)
-        others = lineage.chain(second.entry)
-        _compare((target, steps), (second, others), _varies(root), as_json)
+        second = _origin(root, lineage, against)
+        _compare((target, steps), second, _varies(root), as_json)
     elif as_json:
         about: dict[str, Any] = {"asked": asked, "kind": target.kind}
         if target.value is not None:
@@ -35,6 +35,16 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
         print(json.dumps({**about, "steps": [step.as_json() for step in steps]}, indent=2))
     else:
         print(as_text(target, steps))
+
+
+def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step]]:
+    try:
+        target = lineage.find(asked)
+    except HarnessError:
+        if (found := study_run(root, lineage, asked)) is not None:
+            return found
+        raise
+    return target, lineage.chain(target.entry)
 
 
 def as_text(target: Target, steps: list[Step]) -> str:

@@ -12,9 +12,12 @@ from typing import cast
 
 import pytest
 
+from eagle3.errors import HarnessError
+from experiments import lineage_command
 from experiments.study.bench import Bench
 from experiments.study.origin import origin
 from experiments.study.store import FACTS
+from experiments.study_origin import study_run
 from stages import models, provenance
 from stages.abandoned import close_abandoned
 from stages.dvc_files import file_digest
@@ -87,6 +90,35 @@ def test_a_studys_runs_name_their_data(tmp_path: Path) -> None:
         "data.checkpoints/a": "aaaa.dir"
     }
     assert (tags["seed"], tags["threads"]) == ("7", "3")
+
+
+def test_a_studys_run_leads_back(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DVC does not know the run, but made what it read; two of them are compared as stages are."""
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    (tmp_path / "params.yaml").write_text("")
+    read = {"data.metrics/a.json": "bbbb", "data.checkpoints/a": "older.dir"}
+    runs = []
+    for rate in (0.5, 0.25):
+        tracker = MlflowTracker(store, tmp_path / "j", run_name="scratch trial 1", tags=read)
+        tracker.log_params({"lr": rate})
+        runs.append(str(tracker.close()["run_id"]))
+    found = study_run(tmp_path, Lineage(tmp_path), runs[0])
+    assert found is not None
+    target, steps = found
+    assert target.kind == "run"
+    assert [step.stage for step in steps] == ["scratch trial 1", "evaluate@a", "train@a"]
+    assert steps[0].needs == {
+        "checkpoints/a": ("older.dir", None),  # what is there now is another one
+        "metrics/a.json": ("bbbb", "evaluate@a"),
+    }
+    assert steps[0].params == {"lr": 0.5} and steps[0].runs == [runs[0]]
+    assert study_run(tmp_path, Lineage(tmp_path), "0" * 32) is None
+    lineage_command.run(tmp_path, runs[0], runs[1], as_json=False)
+    assert "Settings\n      A    B\n  lr  0.5  0.25  read by scratch" in capsys.readouterr().out
+    with pytest.raises(HarnessError, match="nothing here has this origin"):
+        lineage_command.run(tmp_path, "0" * 32, None, as_json=False)
 
 
 def test_a_path_inside_an_output_stands_for_it(tmp_path: Path) -> None:

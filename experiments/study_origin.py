@@ -1,0 +1,71 @@
+"""A study's run as the first step of a chain: DVC does not know it, but made what it read."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from stages.dvc_files import Entry
+from stages.lineage import Lineage, Step, Target
+from stages.sending import DATA_TAG, open_client
+from stages.tracking import resolve_store
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+COMMIT = "mlflow.source.git.commit"
+SAME_NAME = ("python", "platform", "processor", "threads", "seed", "lock")
+
+
+def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[Step]] | None:
+    """The run, and the chains of the stages whose outputs it read; None where MLflow has no such
+    run. A run without data tags stands alone."""
+    if not RUN_ID.fullmatch(run_id):
+        return None
+    from mlflow import MlflowException
+
+    client, _ = open_client(resolve_store(root))
+    try:
+        run = client.get_run(run_id)
+    except MlflowException:
+        return None
+    tags, name = run.data.tags, run.info.run_name
+    read = {key.removeprefix(DATA_TAG): value for key, value in tags.items() if _is_data(key)}
+    makers = {path: _maker(lineage, path, digest) for path, digest in sorted(read.items())}
+    step = Step(
+        name,
+        {},
+        {path: (read[path], maker.name if maker else None) for path, maker in makers.items()},
+        {key: _value(value) for key, value in run.data.params.items()},
+        {
+            "commit": tags.get(COMMIT),
+            "dirty": tags.get("git_dirty") == "true",
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.info.start_time / 1000)),
+            "mlflow_runs": [{"name": name, "run_id": run_id}],
+            **{key: _value(tags[key]) for key in SAME_NAME if key in tags},
+        },
+    )
+    before: dict[str, Step] = {}
+    for maker in filter(None, makers.values()):
+        for one in reversed(lineage.chain(maker)):
+            before.setdefault(one.stage, one)
+    target = Target(run_id, "run", Entry(name, "", read, {}, step.params, current=False))
+    return target, [step, *reversed(before.values())]
+
+
+def _is_data(key: str) -> bool:
+    return key.startswith(DATA_TAG)
+
+
+def _maker(lineage: Lineage, path: str, digest: str) -> Entry | None:
+    entries = [*lineage.lock.values(), *lineage.cache.runs]
+    return next((entry for entry in entries if entry.outs.get(path) == digest), None)
+
+
+def _value(text: str) -> Any:
+    """MLflow keeps words: a number or a list becomes one again."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
