@@ -274,7 +274,7 @@ def test_a_queued_experiment(project: Project) -> None:
     train = next(run for run in runs if run.info.run_name == "train scratch_large")
     steps = [
         lineage.chain(lineage.find(asked).entry)
-        for asked in (train.info.run_id, "checkpoints/scratch_large")
+        for asked in (train.info.run_id, str(project.root / "checkpoints/scratch_large"))
     ]
     settings = [item for item in differences(*steps) if item.kind == SETTINGS]
     assert [(item.name, item.one, item.other) for item in settings] == [(changed, 1000, 1500)]
