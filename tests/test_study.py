@@ -25,7 +25,7 @@ from eagle3.errors import HarnessError
 from eagle3.report.scaling import scaling as draw_scaling
 from eagle3.seed_statistics import Components, power
 from eagle3.tracking import NullTracker
-from experiments.study import calibration, crossover, scaling, store, work
+from experiments.study import calibration, crossover, scaling, store, tracking, work
 from experiments.study.bench import Bench
 from experiments.study.budget import costs, tokens_for
 from experiments.study.fixed import Fixed
@@ -40,6 +40,14 @@ from stages.runner import run_stage
 from tests.tiny_study import make_project, save_checkpoint, use_store
 
 ARMS = ("scratch", "finetune")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon() -> Iterator[None]:
+    """A study's run is in the store at once: its trainings wait for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "FLUSH_SECONDS", 0.05)
+        yield
 
 
 @pytest.fixture(scope="module")
