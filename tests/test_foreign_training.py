@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def project(
     params["vocab"]["size"] = 200
     (tmp_path / "params.yaml").write_text(dump_yaml(params))
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     samples = make_samples(tmp_path / "verifier")
     write_v1(tmp_path / "v1", samples)
     write_specforge(tmp_path / "specforge", samples)

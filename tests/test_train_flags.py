@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def project(
     params["vocab"]["size"] = 20
     (tmp_path / "params.yaml").write_text(dump_yaml(params))
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     head = make_head(vocab=VOCAB)
     tensors = {"embed": head.embed, "norm": head.norm, "lm_head": head.lm_head}
     assert head.layer is not None
