@@ -87,19 +87,28 @@ def make_family(name: str, folder: Path, *, seed: int = 0) -> Any:
     written = json.loads(path.read_text())
     if name == "kimi_k2":  # published with a model type and code of its own
         written |= {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.X"}}
-    if name == "kimi_k25":
-        written["text_config"]["model_type"] = "kimi_k2"
+    if name == "kimi_k25":  # transformers' own names and omissions, as published instead
+        written |= {"architectures": ["KimiK25ForConditionalGeneration"]}
+        written |= {"media_placeholder_token_id": written["image_token_id"]}
+        text = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}
+        written["text_config"] |= text | {"moe_layer_freq": 1}
+        width = {"vt_hidden_size": VISION["hidden_size"], "text_hidden_size": TEXT["hidden_size"]}
+        written["vision_config"] |= width
     path.write_text(json.dumps(written, indent=2))
     return model
 
 
 def _published_names(path: Path) -> None:
-    """Decoder layers as published: transformers renames them, as it does vision blocks."""
-    renamed = {
-        name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
-        for name, tensor in load_file(path).items()
+    """Weights under the names that are published: transformers renames some more than it should."""
+    changes = {
+        "language_model.model.blocks.": "language_model.model.layers.",
+        "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+        "model.mm_projector.": "mm_projector.",
     }
-    save_file(renamed, path, {"format": "pt"})
+    tensors = load_file(path)
+    for written, published in changes.items():
+        tensors = {name.replace(written, published): one for name, one in tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _family(name: str) -> tuple[Any, Any]:

@@ -15,7 +15,6 @@ import pytest
 from eagle3.engines import sglang, vllm
 from eagle3.engines.server import (
     HOST,
-    Launch,
     ask,
     engine_python,
     given_server,
@@ -25,49 +24,7 @@ from eagle3.engines.server import (
     start_server,
 )
 from eagle3.errors import HarnessError
-
-# Answers GET with its environment variable and its pids: its own, and that of a child with a
-# session of its own that ignores SIGTERM when told to.
-FAKE = """
-import http.server, json, os, signal, subprocess, sys
-stubborn = len(sys.argv) > 3
-wait = "import signal, time; " + ("signal.signal(signal.SIGTERM, signal.SIG_IGN); " * stubborn)
-child = subprocess.Popen([sys.executable, "-c", wait + "time.sleep(600)"], start_new_session=True)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path != "/broken" else 503)
-        self.end_headers()
-        self.wfile.write(json.dumps([os.getpid(), child.pid, os.environ["FAKE_VALUE"]]).encode())
-    def do_POST(self):
-        self.send_response(400)
-        self.end_headers()
-        self.wfile.write(b"no such layer")
-    def log_message(self, *args): pass
-http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
-"""
-
-
-def launch(folder: Path, code: str = FAKE, *more: str) -> Launch:
-    return Launch(
-        engine="fake",
-        command=lambda host, port: [sys.executable, "-c", code, host, str(port), *more],
-        log=folder / "server.log",
-        environ={"FAKE_VALUE": "7"},
-    )
-
-
-def ended(pid: int, seconds: float = 20.0) -> bool:
-    """Whether a process ends in time; a zombie that only waits for its parent counts."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
+from tests.fake_server import FAKE, TELLS, ended, launch
 
 
 def test_a_server_answers_and_leaves_nothing(tmp_path: Path) -> None:
@@ -93,7 +50,7 @@ def test_a_server_ends_with_its_parent(tmp_path: Path, number: int) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
         "from eagle3.engines.server import ask, start_server\n"
-        "from tests.test_engine_server import launch\n"
+        "from tests.fake_server import launch\n"
         "server = start_server(launch(Path(sys.argv[1])))\n"
         "print(*ask(server.url, '/')[:2], flush=True)\n"
         "time.sleep(600)\n"
@@ -123,7 +80,7 @@ def test_a_server_ends_with_its_parent_while_it_starts(tmp_path: Path, number: i
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys; from pathlib import Path\n"
         "from eagle3.engines.server import start_server\n"
-        "from tests.test_engine_server import launch\n"
+        "from tests.fake_server import launch\n"
         "start_server(launch(Path(sys.argv[1]), sys.argv[2]))\n"
     )
     parent = subprocess.Popen(
@@ -138,18 +95,6 @@ def test_a_server_ends_with_its_parent_while_it_starts(tmp_path: Path, number: i
     parent.send_signal(number)
     assert parent.wait(60) != 0
     assert all(ended(pid) for pid in pids)
-
-
-TELLS = """
-import http.server, json, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"version": "0.1.0"}).encode())
-    def log_message(self, *args): pass
-http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
-"""
 
 
 def test_a_given_server_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eagle3.chain import ChainProposer
-from eagle3.checkpoint import DrafterFormat, load_drafter, save_drafter
-from eagle3.decode import Decoded, speculative_decode
-from eagle3.decode_verifier import CachedVerifier
+from eagle3.checkpoint import DrafterFormat, save_drafter
+from eagle3.decode import Decoded
 from eagle3.engines.served import Answer
 from eagle3.engines.server import ServerSettings
 from eagle3.engines.vllm import Counters, launch, parse_counters
 from eagle3.engines.vllm_decoding import VllmServing
 from eagle3.errors import HarnessError
-from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.extraction.vllm import captured_ids, vllm_engine
-from eagle3.initialise import DrafterSettings, new_drafter
-from eagle3.real_decoding import Prompt, exact_logits
-from eagle3.served_decoding import (
-    decode_served,
-    served_counts,
-    served_speed,
-    serving_engine,
-)
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_model
-from eagle3.vocab import DraftVocabulary
+from tests.engine_checks import (
+    PROMPTS,
+    decode_locally,
+    head_of,
+    serve_a_random_drafter,
+)
 from tests.one_hot import chain, make_drafter, write_verifier
+from tests.states_checks import relative_error
 from tests.tiny import make_tiny_tokenizer, make_tiny_verifier
 
 SERVED = (0, 2, 3)
 ASKED = [3, 0, 4]  # the last layer among them, and not in ascending order
-PROMPTS = [[1, 40, 77, 200, 12, 9], [5, 6, 7], list(range(20, 60))]
 METRICS = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 vllm:spec_decode_num_drafts_total{engine="0",model_name="v"} 24.0
@@ -140,32 +132,10 @@ def test_states_are_those_of_transformers(
     assert relative_error(again.final_TH, found[0].final_TH) < 1e-4
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
-
-
 def serving(spec: VerifierSpec, server: ServerSettings, logs: Path) -> VllmServing:
     return VllmServing(
         settings=server, verifier=spec.source, dtype="float32", k=3, max_length=128, logs=logs
     )
-
-
-def head_of(spec: VerifierSpec, folder: Path) -> VerifierHead:
-    write_head(spec, folder / "head.safetensors")
-    return read_head(folder / "head.safetensors")
-
-
-def decode_locally(
-    spec: VerifierSpec, head: VerifierHead, drafter: Path, tokens: int
-) -> Iterator[Decoded]:
-    loaded = load_drafter(drafter, head, torch.float32).eval().requires_grad_(False)
-    model = load_model(spec, torch.float32, "cpu")
-    verifier = CachedVerifier(model, loaded.config.aux_layers)
-    for prompt in PROMPTS:
-        yield speculative_decode(
-            verifier, ChainProposer(loaded), prompt, k=3, max_tokens=tokens,
-            eos_ids=head.config.eos_token_ids,
-        )  # fmt: skip
 
 
 def count_alike(served: Answer, local: Decoded) -> None:
@@ -180,30 +150,8 @@ def count_alike(served: Answer, local: Decoded) -> None:
 def test_a_random_drafter_changes_nothing(
     llama: VerifierSpec, server: ServerSettings, tmp_path: Path
 ) -> None:
-    """Through what evaluation calls: plain server, speculative server, the local engine."""
-    head = head_of(llama, tmp_path)
-    shape = DrafterSettings(layer_init="random", fc_init="random", head="random")
-    half = DraftVocabulary.from_targets(torch.arange(1, llama.vocab_size, 2), llama.vocab_size)
-    drafter = new_drafter(head, half, SERVED, shape, seed=0)
-    save_drafter(tmp_path / "drafter", drafter, head.config, torch.float32)
-    subject = Subject(llama, head, tmp_path / "drafter", "cpu")
-    settings = EvaluateSettings(
-        engine="vllm", engine_dtype="float32", decode_tokens=40, server=server
-    )
-    prompts = [Prompt(f"p{number}", ids) for number, ids in enumerate(PROMPTS)]
-    engine = serving_engine(subject, prompts, settings, tmp_path / "logs")
-    assert engine is not None
-    served = decode_served(engine, subject, prompts, settings)
-    assert all(answer.verify_steps == answer.drafted == 0 for answer in served.plain)
-    local = list(decode_locally(llama, head, tmp_path / "drafter", 40))
-    for answer, expected in zip(served.speculative, local, strict=True):
-        count_alike(answer, expected)
-    counts = served_counts(served, prompts, local, 3, exact_logits(subject))
-    assert (counts["engine"], counts["version"]) == ("vllm", "0.32.0")
-    assert (counts["equal_to_plain"], counts["equal_to_local"]) == (3, 3)
-    assert counts["accepted"] / counts["verify_steps"] < 0.1
-    assert 0.25 <= counts["old_sglang_rate"] < 0.28
-    assert served_speed(served)["speedup"] > 0
+    for served, local in serve_a_random_drafter("vllm", "0.32.0", llama, SERVED, server, tmp_path):
+        count_alike(served, local)
 
 
 @pytest.mark.slow

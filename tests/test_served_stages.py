@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3.contract import ParitySettings, check_splits, open_engine
-from eagle3.dataset import StatesDataset, StatesMeta
+from eagle3.dataset import StatesDataset
 from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import ExtractSettings
@@ -31,7 +31,8 @@ from eagle3.responses import Response, read_splits
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
 from stages.params import dump_yaml
-from tests.test_engine_server import ended
+from tests.fake_server import ended
+from tests.states_checks import meta_of
 from tests.tiny import make_tiny_verifier
 
 Engine = Literal["sglang", "vllm"]
@@ -77,11 +78,7 @@ def states_by_transformers(
 ) -> StatesDataset:
     """States of some layers, in a folder that says that they are of `AUX`."""
     engine = TransformersEngine.open(spec, layers, getattr(torch, dtype), "cpu")
-    meta = StatesMeta(
-        verifier=spec.verifier, config_hash=spec.config_hash, engine="transformers",
-        engine_version="5", aux_layers=AUX, final_hidden="post_norm", dtype=dtype,
-        hidden_size=spec.hidden_size, vocab_size=spec.vocab_size,
-    )  # fmt: skip
+    meta = meta_of(spec, AUX, dtype, "transformers", "5")
     settings = ExtractSettings.model_validate({"dtype": dtype, "batch_tokens": 512})
     extract(engine, responses, folder, meta=meta, settings=settings)
     return StatesDataset.open(folder)
