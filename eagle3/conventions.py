@@ -63,13 +63,18 @@ class Settled:
 
 
 def settle(
-    folder: ForeignFolder, head: VerifierHead, said: Conventions, opening: Sequence[int] | None
+    folder: ForeignFolder,
+    head: VerifierHead,
+    said: Conventions,
+    opening: Sequence[int] | None,
+    why_not: str = "",
 ) -> Settled:
     """Finds what was not said, checks what was, and logs both with their evidence.
 
     Args:
         opening: token ids with which the chat template opens an answer; None where the verifier's
             tokenizer is not at hand.
+        why_not: why it is not.
 
     Raises:
         HarnessError: something has to be said, or the data deny what was said.
@@ -80,7 +85,7 @@ def settle(
     samples = [folder.read(index * stride) for index in range(count)]
     for index, sample in enumerate(samples):
         refuse_not_finite(sample, folder.paths[index * stride])
-    alignment = find_alignment(samples, said.mask_alignment, opening, folder)
+    alignment = find_alignment(samples, said.mask_alignment, opening, folder, why_not)
     masks = [token_mask(sample.loss_mask, alignment) for sample in samples]
     norm = find_norm(samples, masks, head, said.final_hidden, folder)
     return Settled(layers, norm, alignment, said.padding_rows)
@@ -95,6 +100,7 @@ def check_layers(
         raise HarnessError(
             "hidden states of another verifier", where=folder.folder,
             rule=f"hidden size {head.config.hidden_size}, of {head.config.verifier}", got=hidden,
+            fix="the verifier of this data, or data of this verifier",
         )  # fmt: skip
     layers = said.aux_layers
     count = head.config.num_hidden_layers
@@ -113,6 +119,7 @@ def check_layers(
             "the layers named do not fit the data or the verifier",
             where=f"--aux-layers, {folder.folder}",
             rule=f"{aux} different layers of 0 to {count - 1}", got=layers,
+            fix="name one layer for each aux state of a sample, in stored order",
         )  # fmt: skip
     log.info("aux states: outputs of layers %s, as said (%s)", layers, folder.says)
     return tuple(layers)
@@ -131,6 +138,7 @@ def find_alignment(
     said: Alignment | None,
     opening: Sequence[int] | None,
     folder: ForeignFolder,
+    why_not: str = "",
 ) -> Alignment:
     """What masks are aligned to: an answer starts right after the template's opening of it."""
     votes = {"token": 0, "prediction": 0}
@@ -152,6 +160,7 @@ def find_alignment(
             raise HarnessError(
                 "the data deny what was said of the loss mask", where=folder.folder,
                 rule=f"--mask-alignment {other}: {evidence}", got=said,
+                fix="leave --mask-alignment out: the data tell",
             )  # fmt: skip
         log.info("loss mask: aligned to the %s, as said", said)
         return said
@@ -159,7 +168,8 @@ def find_alignment(
         if shares[name] >= CLEAR_SHARE:
             log.info("loss mask: aligned to the %s (%s)", name, evidence)
             return "token" if name == "token" else "prediction"
-    why = evidence if opening else "the verifier's tokenizer is not at hand"
+    absent = "the verifier's tokenizer is not at hand"
+    why = evidence if opening else f"{absent}: {why_not}" if why_not else absent
     raise HarnessError(
         "what the loss mask is aligned to cannot be told from the data",
         where=folder.folder,
@@ -216,7 +226,11 @@ def norm_evidence(
         nexts.append(torch.stack([ids[rows], ids[rows + 1], ids[rows + 2]], 1))
     final_NH, ids_N3 = torch.cat(finals).float(), torch.cat(nexts)
     if not len(ids_N3):
-        raise HarnessError("no supervised token in the first samples", rule="a loss mask with ones")
+        raise HarnessError(
+            "no supervised token in the first samples", rule="a loss mask with ones",
+            got=f"none that can be predicted in {len(samples)} samples",
+            fix="prepare the data again: no answer is marked",
+        )  # fmt: skip
     weight_H = head.norm_weight
     readings: dict[NormState, Tensor] = {
         "pre_norm": rms_norm(final_NH, weight_H, head.config.rms_norm_eps),
@@ -265,6 +279,7 @@ def find_norm(
         raise HarnessError(
             "the data deny what was said of the final states", where=folder.folder,
             rule=f"--final-hidden {state}: {evidence}", got=said,
+            fix="leave --final-hidden out: the data tell",
         )  # fmt: skip
     chosen = said or state
     if chosen is None:

@@ -79,6 +79,7 @@ class ForeignStates(Sequence[Document]):
                 "a sample holds other states than the first one", where=where,
                 rule=f"{self._layers} aux states of size {self._config.hidden_size}",
                 got=f"{len(sample.aux)} of size {sample.final.shape[-1]}",
+                fix="remove the sample's file, or extract it again as the others were",
             )  # fmt: skip
         if sample.final.dtype != self._dtype:
             raise HarnessError(
@@ -111,6 +112,7 @@ class ForeignStates(Sequence[Document]):
                 "rows without states are supervised", where=where,
                 rule=f"padding outside rows {start} to {end - 1} with a loss mask of 0",
                 got=f"{int(mask[:start].sum() + mask[end:].sum())} supervised rows there",
+                fix="extract the sample again, or remove its file",
             )  # fmt: skip
         return start, end - start
 

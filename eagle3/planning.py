@@ -21,6 +21,7 @@ SCALE_BYTES = {"fp8 with a scale a row": 4}
 WRITTEN = ("float32", "bfloat16")  # by extraction; of the others a plan says what they would take
 # Weight, gradient and two moments in float32, and the copy in bfloat16 that a step computes with.
 TRAINED_BYTES, RESUME_BYTES, STORED_BYTES = 4 * 4 + 2, 3 * 4, 2
+DECODINGS = 4  # plainly and with drafts: timed, and in fp32 to compare token for token
 FEW_SAMPLES = 100_000
 LOSS_ROWS = 512
 GIB = 1 << 30
@@ -45,6 +46,8 @@ class PlanSettings(Settings):
     prompt_tokens, response_tokens: mean lengths.
     generate_tokens_per_s, extract_tokens_per_s, train_tokens_per_s: speeds, measured or expected,
         of the machines that will do it.
+    test_prompts: of all benchmarks under `prompts.test`; None: unknown, not counted.
+    decode_tokens_per_s: of one sequence alone, as evaluation decodes; None: unknown.
     shape: of a verifier whose configuration is not at hand; checked where it is.
     """
 
@@ -53,6 +56,8 @@ class PlanSettings(Settings):
     generate_tokens_per_s: PositiveFloat
     extract_tokens_per_s: PositiveFloat
     train_tokens_per_s: PositiveFloat
+    test_prompts: PositiveInt | None = None
+    decode_tokens_per_s: PositiveFloat | None = None
     shape: Shape | None = None
 
 
@@ -63,6 +68,9 @@ class Task:
     Attributes:
         budgets: packed rows that each arm trains on; None for passes over the data.
         epochs: of arms without a budget.
+        writes: whether the verifier writes the training prompts itself.
+        test_prompts: None for unknown.
+        decoded: tokens that evaluation decodes for real, in each of its ways.
         batch_rows: rows of one forward pass, as long as the longest document may be.
     """
 
@@ -81,6 +89,9 @@ class Task:
     budgets: Mapping[str, int | None]
     epochs: Mapping[str, int | None]
     speeds: Mapping[str, float]
+    writes: bool = False
+    test_prompts: int | None = None
+    decoded: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,7 @@ class Estimate:
 
     Attributes:
         tokens, supervised: of all training and dev documents, and of their answers.
+        test_tokens: of all test documents; 0 where their number is unknown.
         token_bytes, disk: by codec.
         memory: by what takes it.
         hours: by step of the pipeline.
@@ -104,6 +116,7 @@ class Estimate:
     checkpoint: float
     resume: float
     hours: dict[str, float] = field(default_factory=dict)
+    test_tokens: int = 0
 
 
 def trained_parameters(drafter: Shape, states: int, aux_layers: int) -> int:
@@ -155,13 +168,23 @@ def estimate(task: Task) -> Estimate:
     if task.trained_head:
         memory["target distributions"] = 2.0 * rows * drafts
     training = tokens * (1 - task.dev_share)
+    tests = task.test_prompts or 0
+    test_tokens = round(tests * length)
+    answered = supervised + tests * task.response_tokens
+    written = task.samples * task.prompt_tokens if task.writes else 0.0
     hours = {
-        "responses": supervised / task.speeds["generate"] / 3600,
-        "hidden states": tokens / task.speeds["extract"] / 3600,
+        "prompts": written / task.speeds["generate"] / 3600,
+        "responses": answered / task.speeds["generate"] / 3600,
+        "hidden states": (tokens + test_tokens) / task.speeds["extract"] / 3600,
     }
     for arm, budget in task.budgets.items():
         learnt = budget if budget is not None else training * (task.epochs[arm] or 1)
         hours[f"training {arm}"] = learnt / task.speeds["train"] / 3600
+    if task.test_prompts is not None and "decode" in task.speeds:
+        # A replayed token costs at most what a trained one does.
+        replayed = test_tokens / task.speeds["train"]
+        decoded = DECODINGS * task.decoded / task.speeds["decode"]
+        hours["evaluation, each arm"] = (replayed + decoded) / 3600
     return Estimate(
         tokens,
         supervised,
@@ -173,6 +196,7 @@ def estimate(task: Task) -> Estimate:
         float(STORED_BYTES * (body + head)),
         float(RESUME_BYTES * trained),
         hours,
+        test_tokens,
     )
 
 

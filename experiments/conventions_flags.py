@@ -20,7 +20,7 @@ def layers(text: str | None, flag: str) -> list[int] | None:
     except ValueError:
         raise HarnessError(
             "layers cannot be read", where=flag, rule="numbers with commas between, as 2,30,58",
-            got=text,
+            got=text, fix=f"{flag} 2,30,58",
         ) from None  # fmt: skip
 
 

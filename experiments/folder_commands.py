@@ -55,6 +55,13 @@ def train(
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Budget in packed rows, as an arm's tokens in params.yaml; in place of --epochs.",
+            min=1,
+        ),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
     max_seq_len: Annotated[
         int | None, typer.Option(help="Longest document, in tokens; longer ones are cut.", min=2)
@@ -100,6 +107,7 @@ def train(
         output_dir=output_dir,
         finetune_from=finetune_from,
         epochs=epochs,
+        tokens=tokens,
         lr=lr,
         max_seq_len=max_seq_len,
         ttt_steps=ttt_steps,

@@ -30,7 +30,9 @@ def check_output(folder: Path, name: str, replaceable: Collection[str]) -> None:
                 fix=f"{name} {folder / 'result'}",
             )
     elif folder.exists():
-        raise HarnessError(f"{name} is a file", where=folder, rule="a folder")
+        raise HarnessError(
+            f"{name} is a file", where=folder, rule="a folder", fix=f"another {name}"
+        )
     above = next(parent for parent in folder.resolve().parents if parent.exists())
     if not above.is_dir():
         raise HarnessError(

@@ -61,7 +61,7 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
         f"{shape.hidden_size}, {shape.vocab_size:,} tokens",
         f"aux states: outputs of decoder layers {layers}; SGLang's ids "
         f"{sglang_layer_ids(layers, shape.model_type)}, vLLM's {vllm_ids(layers)}",
-        *_lines(task, found),
+        *_lines(task, found, given=bool(params["regenerate"].get("keep_given"))),
         *(f"WARNING: {line}" for line in said),
     ]
 
@@ -74,7 +74,10 @@ def task_of(params: Mapping[str, Any], where: str) -> Task:
     """
     settings = read_settings(PlanSettings, params["plan"], where=f"{where}, plan")
     if settings.shape is None:
-        raise HarnessError("no shape is stated", where=f"{where}, plan.shape")
+        raise HarnessError(
+            "no shape is stated", where=f"{where}, plan.shape", rule="the verifier's sizes",
+            fix="copy them from the verifier's config.json",
+        )  # fmt: skip
     _, train, layers = _read(params, settings.shape, where)
     return _task(params, settings, settings.shape, train, len(layers))
 
@@ -101,6 +104,9 @@ def _verifier(
                 where=f"{where}, verifier",
                 rule="a folder with config.json, or its sizes under plan.shape",
                 got=str(folder if source is None else source),
+                fix="state plan.shape, or run the verifier stage first"
+                if source is None
+                else "state plan.shape, or download its config.json into a folder and give that",
             )
         return name, settings.shape, None
     spec = VerifierSpec.open(folder)
@@ -160,7 +166,15 @@ def _task(
             "generate": settings.generate_tokens_per_s,
             "extract": settings.extract_tokens_per_s,
             "train": settings.train_tokens_per_s,
+            **(
+                {"decode": settings.decode_tokens_per_s}
+                if settings.decode_tokens_per_s is not None
+                else {}
+            ),
         },
+        writes=params["prompts"].get("source") is None,
+        test_prompts=settings.test_prompts,
+        decoded=params["evaluate"]["decode_prompts"] * params["evaluate"]["decode_tokens"],
     )
 
 
@@ -194,7 +208,7 @@ def _misfits(shape: Shape, train: TrainSettings, task: Task) -> list[str]:
     return said
 
 
-def _lines(task: Task, found: Estimate) -> list[str]:
+def _lines(task: Task, found: Estimate, *, given: bool) -> list[str]:
     lines = [
         f"data: {task.samples:,} samples, {found.tokens:,} tokens, {found.supervised:,} supervised "
         f"({task.prompt_tokens:,.0f} + {task.response_tokens:,.0f} a sample, as stated)",
@@ -216,4 +230,24 @@ def _lines(task: Task, found: Estimate) -> list[str]:
         f"  together: {sum(found.memory.values()) / GIB:,.2f} GiB",
         "hours, at the stated speeds:",
     ]
-    return lines + [f"  {name}: {hours:,.2f}" for name, hours in found.hours.items()]
+    remarks = {
+        "prompts": "" if task.writes else " (given, not written)",
+        "responses": " (less those given with the prompts)" if given else "",
+    }
+    lines += [
+        f"  {name}: {hours:,.2f}{remarks.get(name, '')}" for name, hours in found.hours.items()
+    ]
+    unknown = [
+        name
+        for name, value in (
+            ("test_prompts", task.test_prompts),
+            ("decode_tokens_per_s", task.speeds.get("decode")),
+        )
+        if value is None
+    ]
+    if unknown:
+        lines.append(
+            f"  evaluation{'' if task.test_prompts else ' and test responses'}: not counted, "
+            f"{' and '.join(f'plan.{name}' for name in unknown)} not stated"
+        )
+    return lines

@@ -16,6 +16,7 @@ from eagle3.arm import arm_settings, init_digest, train_arm
 from eagle3.checkpoint import CONFIG, WEIGHTS
 from eagle3.conventions import Conventions
 from eagle3.dataset import StatesDataset
+from eagle3.errors import HarnessError
 from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
 from eagle3.ranks import joined
@@ -65,12 +66,14 @@ def run(
     scheduler: str | None,
     warmup_ratio: float | None,
     num_workers: int | None,
+    tokens: int | None = None,
     conventions: Conventions = SILENT,
     drafter_aux_layers: Sequence[int] | None = None,
 ) -> None:
     """Trains one drafter into `output_dir`; under torchrun, on several processes together.
 
     Args:
+        tokens: budget in packed rows, as an arm's; None trains for `epochs`, or one pass.
         conventions: what is said of hidden states that another program wrote.
         drafter_aux_layers: layers that the drafter to finetune was trained on, if its config is
             silent or wrong.
@@ -80,6 +83,11 @@ def run(
     """
     root = project_root()
     set_logging()
+    if tokens is not None and epochs is not None:
+        raise HarnessError(
+            "two budgets", where="--tokens, --epochs", rule="one of them",
+            got=f"{tokens} tokens and {epochs} epochs", fix="leave one out",
+        )  # fmt: skip
     log.info(
         "from scratch: no --finetune-from"
         if finetune_from is None
@@ -114,6 +122,7 @@ def run(
         "inputs": digests,
         "settings": settings.model_dump(mode="json"),
         "epochs": epochs,
+        "tokens": tokens,
         "val_ratio": val_ratio,
         "said": [conventions.model_dump(), drafter_aux_layers],
         "paths": [str(verifier_path), *map(str, (data_dir, vocab_mapping_dir, finetune_from))],
@@ -150,8 +159,8 @@ def run(
                     data,
                     settings,
                     seed=runs.seed,
-                    tokens=None,
-                    epochs=epochs or 1,
+                    tokens=tokens,
+                    epochs=None if tokens is not None else epochs or 1,
                     device=runs.device,
                     work=work,
                     tracker=tracker,

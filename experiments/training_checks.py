@@ -26,7 +26,10 @@ def unknown_states(folder: Path, rule: str) -> HarnessError:
     got = "no such folder"
     if folder.is_dir():
         got = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "an empty folder"
-    return HarnessError("no hidden states of a known format", where=folder, rule=rule, got=got)
+    return HarnessError(
+        "no hidden states of a known format", where=folder, rule=rule, got=got,
+        fix="give the folder that holds these files",
+    )  # fmt: skip
 
 
 def refuse_without_answers(masks: Sequence[Tensor], max_length: int) -> None:

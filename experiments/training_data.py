@@ -90,6 +90,7 @@ def check_states(data_dir: Path, verifier: HeadConfig, said: Conventions) -> For
                 "these hidden states say themselves what they are",
                 where=data_dir, rule="no --aux-layers, --final-hidden, --mask-alignment, "
                 "--padding-rows for the pipeline's own states", got=said.model_dump(),
+                fix="leave them out",
             )  # fmt: skip
         return None
     log.info("%s: %d samples of %s, read in place", data_dir, len(folder.paths), folder.kind)
@@ -104,20 +105,21 @@ def open_foreign_states(
     run: RunSettings,
 ) -> ForeignStates:
     """Another program's folder with its conventions settled."""
-    settled = settle(folder, head, said, answer_opening(verifier_path, run))
+    opening, why_not = answer_opening(verifier_path, run)
+    settled = settle(folder, head, said, opening, why_not)
     return ForeignStates(folder, head, settled, device=run.device)
 
 
-def answer_opening(verifier_path: str, run: RunSettings) -> list[int] | None:
-    """Token ids with which the verifier's chat template opens an answer, where it can be had."""
+def answer_opening(verifier_path: str, run: RunSettings) -> tuple[list[int] | None, str]:
+    """Token ids with which the verifier's chat template opens an answer, or None and why not."""
     if Path(verifier_path).is_file():
-        return None
+        return None, "--verifier-path is a head file, which has no tokenizer"
     try:
         spec = VerifierSpec.open(verifier_path, trust_remote_code=run.trust_remote_code)
-        return generation_opening(load_tokenizer(spec))
+        return generation_opening(load_tokenizer(spec)), ""
     except HarnessError as error:
-        log.info("no chat template to check the loss mask by: %s", str(error).split("\n")[0])
-        return None
+        log.info("no chat template to check the loss mask by: %s", error)
+        return None, "; ".join(line.strip() for line in str(error).split("\n"))
 
 
 def vocabulary_of(

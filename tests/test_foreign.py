@@ -165,6 +165,8 @@ def test_what_nobody_can_tell_is_asked_for(world: World, tmp_path: Path) -> None
     for opening, why in ((None, "tokenizer is not at hand"), ([7, 8, 9], "0 of 8 runs start")):
         with pytest.raises(HarnessError, match=rf"aligned to[\s\S]*{why}[\s\S]*--mask-alignment"):
             settle(folder, world.head, SAID, opening)
+    with pytest.raises(HarnessError, match=r"not at hand: its code is not run; set the key"):
+        settle(folder, world.head, SAID, None, "its code is not run; set the key")
     said = Conventions(aux_layers=LAYERS, mask_alignment="token")
     assert settle(folder, world.head, said, None) == Settled(
         tuple(LAYERS), "pre_norm", "token", "refuse"

@@ -228,6 +228,11 @@ def test_the_plan_for_kimi(project_root: Path, capsys: pytest.CaptureFixture[str
     fp8 = "fp8 with a scale a row: 28,701 bytes a token, 462.4 GiB (nothing here writes it yet)"
     assert fp8 in text
     assert "training scratch: 0.93" in text  # 17.3M tokens less 3%, three times, at 15,000 a second
+    assert "prompts: 0.00 (given, not written)" in text
+    # 15M tokens of training answers and 244 of 1,500, at 4,000 a second.
+    assert "responses: 1.07 (less those given with the prompts)" in text
+    # 244 documents of 1,730 tokens at 15,000 a second; 16 x 64 tokens four times at 40 a second.
+    assert "evaluation, each arm: 0.04" in text
     assert "WARNING: 10,000 samples are far fewer than the 300,000 to 1.4 million" in text
 
 
@@ -266,6 +271,26 @@ def test_warnings_of_a_plan(project_root: Path) -> None:
     assert "WARNING: train.drafter.layer_init: verifier will be refused" in text
     assert "WARNING: train.drafter.rope_theta: null" in text
     assert "WARNING: documents are cut: 1,730 tokens on average, train.max_length 1,024" in text
+
+
+def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
+    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
+    overlay["plan"] |= {"test_prompts": None, "decode_tokens_per_s": None}
+    overlay["prompts"]["source"] = None
+    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
+    text = "\n".join(plan_command.describe(params, project_root, "kimi"))
+    assert "  prompts: 0.16\n" in text  # 10,000 of 230 tokens, at 4,000 a second
+    assert "  responses: 1.04 (" in text
+    assert (
+        "evaluation and test responses: not counted, plan.test_prompts and "
+        "plan.decode_tokens_per_s not stated" in text
+    )
+    params["plan"] |= {"test_prompts": 36000, "decode_tokens_per_s": 4096 / 3600}
+    hours = estimate(plan_command.task_of(params, "kimi")).hours
+    assert hours["responses"] == pytest.approx((15e6 + 36000 * 1500) / 4000 / 3600)
+    assert hours["hidden states"] == pytest.approx((17.3e6 + 36000 * 1730) / 12000 / 3600)
+    # An hour of decoding: 16 prompts x 64 tokens, four times.
+    assert hours["evaluation, each arm"] == pytest.approx(1 + 36000 * 1730 / 15000 / 3600)
 
 
 def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:

@@ -86,6 +86,17 @@ def test_from_scratch_then_finetune(project: Path, caplog: pytest.LogCaptureFixt
     torch.testing.assert_close(second["fc.weight"], first["fc.weight"], atol=1e-5, rtol=0)
 
 
+def test_a_budget_in_tokens(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tokens=100)
+    about = json.loads((project / "drafter" / "provenance.json").read_text())
+    assert about["tokens"] == 100
+    # Batches of 64 packed rows.
+    assert about["best_step"] <= 2
+    with pytest.raises(HarnessError, match=r"two budgets[\s\S]*100 tokens and 2 epochs"):
+        train(tokens=100, epochs=2, output_dir=Path("none"))
+    assert not Path("none").exists()
+
+
 def test_a_given_vocabulary_is_the_drafters(project: Path) -> None:
     targets = np.array([0, 1, 5, 11, 30])
     kept = np.zeros(VOCAB, dtype=bool)

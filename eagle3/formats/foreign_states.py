@@ -82,7 +82,9 @@ class ForeignFolder:
         if missing:
             raise HarnessError(
                 "the data set beside the hidden states lacks columns",
-                where=folder, rule="input_ids and loss_mask", got=", ".join(sorted(missing)),
+                where=folder, rule="input_ids and loss_mask",
+                got=f"no {' and no '.join(sorted(missing))}",
+                fix="give the folder that the data was prepared into, its hidden_states in it",
             )  # fmt: skip
         return table.with_format("torch")
 
@@ -146,6 +148,7 @@ def _says(folder: Path, kind: str, files: int) -> str:
         raise HarnessError(
             "a version of the speculators data format that is not known", where=config,
             rule="data_format_version 1", got=version,
+            fix="extract with speculators 0.3 or 0.4, or with a later one's hs_*.safetensors",
         )  # fmt: skip
     promised = parts["data"].get("num_samples")
     if promised is not None and promised != files:
@@ -186,7 +189,7 @@ def _read_specforge(folder: ForeignFolder, path: Path) -> RawSample:
     if not size or aux.shape[-1] % size:
         raise HarnessError(
             "aux states are not a whole number of hidden sizes wide", where=path,
-            rule=f"a multiple of {size}", got=aux.shape[-1],
+            rule=f"a multiple of {size}", got=aux.shape[-1], fix=SAMPLE,
         )  # fmt: skip
     ids, mask = (tensor_of(data, name, 1, path) for name in ("input_ids", "loss_mask"))
     return RawSample(ids, mask, aux.split(size, dim=-1), final_TH)
