@@ -44,8 +44,27 @@ def load_pickled(path: Path) -> dict[str, Any]:
         raise HarnessError(
             "a file of tensors does not hold what belongs there",
             where=path, rule="a dictionary by name", got=type(value).__name__,
+            fix="save its state_dict",
         )  # fmt: skip
     return value
+
+
+class PickledTensors:
+    """The tensors of such a file by name, as `safe_open` gives those of its own.
+
+    Raises:
+        HarnessError: as `load_pickled`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        found = load_pickled(path)
+        self._tensors = {name: t for name, t in found.items() if isinstance(t, torch.Tensor)}
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
 
 
 def _load(path: Path) -> Any:

@@ -41,6 +41,24 @@ def read_object(path: Path, *, fix: str | None = None) -> dict[str, Any]:
     return value
 
 
+def read_index(path: Path, *, fix: str) -> dict[str, str]:
+    """Tensor name -> file name, from the index of sharded weights.
+
+    Raises:
+        HarnessError: not such an index.
+    """
+    names = read_object(path, fix=fix).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+        raise HarnessError(
+            "the index of a folder of weights cannot be used",
+            where=path,
+            rule="weight_map: tensor names to file names",
+            got=repr(names)[:200],
+            fix=fix,
+        )
+    return names
+
+
 @contextlib.contextmanager
 def open_tensors(path: Path, *, fix: str) -> Iterator[Any]:
     """A safetensors file as `safe_open` gives it, memory-mapped.

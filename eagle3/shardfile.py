@@ -16,6 +16,7 @@ import torch
 from eagle3.reading import open_tensors
 
 _NAMES = {
+    torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -25,19 +26,25 @@ _NAMES = {
 }
 
 
-def write_tensors(path: Path, parts: Mapping[str, Sequence[torch.Tensor]]) -> tuple[str, int]:
+def write_tensors(
+    path: Path,
+    parts: Mapping[str, Sequence[torch.Tensor]],
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[str, int]:
     """Writes tensors, each given as pieces to be joined along their first axis.
 
     The file appears under its name only when all of it is on disk.
 
     Args:
         parts: in the order in which they are to lie in the file; at least one piece each, pieces of
-            one tensor alike in dtype and in all axes but the first.
+            one tensor alike in dtype and in all axes but the first. Readers want a tensor to start
+            at a multiple of its item size: wider dtypes first, or sizes that keep to it.
+        metadata: texts by name, for the file's header.
 
     Returns:
         The file's SHA-256 (hex) and its size in bytes.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, pieces in parts.items():
         size = sum(piece.nbytes for piece in pieces)

@@ -6,6 +6,8 @@ The one place that a verifier is asked about: everything else takes a `VerifierS
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from torch import Tensor
 
 from eagle3.dequantise import dequantise
 from eagle3.errors import HarnessError
-from eagle3.reading import open_tensors, read_object
+from eagle3.pickles import PickledTensors
+from eagle3.reading import open_tensors, read_index, read_object
 from eagle3.settings import Settings, read_settings
 from eagle3.verifier_config import flat_config, has_latent_attention, is_tied, quantisation
 from eagle3.verifier_files import (
-    INDEX,
+    INDICES,
     SINGLE,
     WHOLE_FOLDER,
     find_file,
@@ -65,7 +68,6 @@ class VerifierSpec(HeadConfig):
 
     Attributes:
         source: folder or hub id, as `from_pretrained` takes it.
-        revision: the hub's commit, or for a folder a fingerprint of its weight files.
         tied: what the configuration says of tied embeddings, if anything.
         latent_attention: whether it keeps keys and values as latent vectors (MLA).
         quantisation: `quantization_config` of the checkpoint, {} where it has none.
@@ -73,7 +75,6 @@ class VerifierSpec(HeadConfig):
     """
 
     source: str
-    revision: str
     tied: bool | None
     latent_attention: bool
     quantisation: dict[str, Any] = Field(default_factory=dict)
@@ -101,7 +102,6 @@ class VerifierSpec(HeadConfig):
             fields["verifier"] = source
         fields |= {
             "source": source,
-            "revision": revision_of(source, path),
             "tied": is_tied(config),
             "latent_attention": has_latent_attention(config),
             "quantisation": dict(quantisation(config)),
@@ -115,33 +115,28 @@ class VerifierSpec(HeadConfig):
         return HeadConfig(**{name: getattr(self, name) for name in HeadConfig.model_fields})
 
     @cached_property
+    def revision(self) -> str:
+        """The hub's commit, or for a folder a fingerprint of its weight files, read when asked."""
+        return revision_of(self.source, find_file(self.source, "config.json"))
+
+    @cached_property
     def weight_files(self) -> dict[str, str]:
         """Stored tensor name -> file name, from the index or the single file.
 
         Raises:
-            HarnessError: the verifier has no safetensors weights.
+            HarnessError: there are no weights, or their index or the file is broken.
         """
-        index = optional_file(self.source, INDEX)
-        if index is not None:
-            names = read_object(index, fix=WHOLE_FOLDER).get("weight_map")
-            if not isinstance(names, dict):
-                raise HarnessError(
-                    "the index of the verifier's weights cannot be used",
-                    where=index,
-                    rule="weight_map: tensor names to file names",
-                    got=names,
-                    fix=WHOLE_FOLDER,
-                )
-            return dict(names)
+        for index in INDICES:
+            if (path := optional_file(self.source, index)) is not None:
+                return read_index(path, fix=WHOLE_FOLDER)
         for name in SINGLE:
-            path = optional_file(self.source, name)
-            if path is not None:
-                with open_tensors(path, fix=WHOLE_FOLDER) as file:
+            if (path := optional_file(self.source, name)) is not None:
+                with _opened(path) as file:
                     return dict.fromkeys(file.keys(), name)
         raise HarnessError(
-            "the verifier has no safetensors weights",
+            "the verifier has no weights that are read here",
             where=self.source,
-            rule=f"{INDEX} or {SINGLE[0]}",
+            rule=f"safetensors, or pytorch_model.bin: {' or '.join((*INDICES, *SINGLE))}",
             fix="save it with save_pretrained, or give another folder or hub id",
         )
 
@@ -165,7 +160,7 @@ class VerifierSpec(HeadConfig):
         wanted = {stored for own in parts.values() for stored in own.values()}
         found: dict[str, Tensor] = {}
         for file_name in sorted({self.weight_files[stored] for stored in wanted}):
-            with open_tensors(find_file(self.source, file_name), fix=WHOLE_FOLDER) as file:
+            with _opened(find_file(self.source, file_name)) as file:
                 for stored in sorted(wanted):
                     if self.weight_files[stored] == file_name:
                         found[stored] = file.get_tensor(stored)
@@ -178,3 +173,13 @@ class VerifierSpec(HeadConfig):
             )
             for name, own in parts.items()
         }
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of weights by its kind; both answer to `keys` and `get_tensor`."""
+    if path.suffix == ".safetensors":
+        with open_tensors(path, fix=WHOLE_FOLDER) as file:
+            yield file
+    else:
+        yield PickledTensors(path)

@@ -13,9 +13,9 @@ from eagle3.errors import HarnessError
 from eagle3.reading import read_object
 from eagle3.workspace import digest
 
-INDEX = "model.safetensors.index.json"
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE_FOLDER = "download or save the verifier again, whole"
-SINGLE = ("model.safetensors", "consolidated.safetensors")
+SINGLE = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin")
 
 
 def optional_file(source: str, name: str) -> Path | None:
@@ -63,7 +63,8 @@ def revision_of(source: str, config: Path) -> str:
     if not Path(source).is_dir():
         return config.parent.name
     parts = []
-    for path in sorted(Path(source).glob("*.safetensors")):
+    folder = Path(source)
+    for path in sorted(folder.glob(f"*{weight_kind(folder)}")):
         size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(1 << 20)
@@ -78,9 +79,16 @@ def verifier_files(source: str) -> list[Path]:
         from huggingface_hub import snapshot_download
 
         find_file(source, "config.json")
-        source = snapshot_download(source, ignore_patterns=["*.bin", "*.pth", "*.gguf"])
-    kinds = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py", ".tiktoken")
+        pickled = all(optional_file(source, name) is None for name in (INDICES[0], *SINGLE[:2]))
+        unused = ["*.pth", "*.gguf", "*.safetensors" if pickled else "*.bin"]
+        source = snapshot_download(source, ignore_patterns=unused)
+    kinds = (".json", ".jinja", ".model", ".txt", ".py", ".tiktoken", weight_kind(Path(source)))
     return [path for path in sorted(Path(source).iterdir()) if path.suffix in kinds]
+
+
+def weight_kind(folder: Path) -> str:
+    """Suffix of a folder's weight files: pickled ones are read where there are no others."""
+    return ".safetensors" if any(folder.glob("*.safetensors")) else ".bin"
 
 
 def link_verifier(source: str, out: Path) -> None:
@@ -94,7 +102,7 @@ def link_verifier(source: str, out: Path) -> None:
     for path in verifier_files(source):
         link = out / path.name
         link.unlink(missing_ok=True)
-        if path.suffix == ".safetensors":
+        if path.suffix in (".safetensors", ".bin"):
             link.symlink_to(path.resolve())
         else:
             shutil.copyfile(path, link)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.errors import HarnessError
 from eagle3.reading import open_tensors
 from eagle3.settings import read_settings
+from eagle3.shardfile import write_tensors
 from eagle3.verifier import HeadConfig, VerifierSpec
 
 
@@ -43,34 +43,39 @@ class VerifierHead:
         return self.norm.float() + self.config.norm_offset
 
 
-def write_head(spec: VerifierSpec, path: Path) -> None:
+def write_head(spec: VerifierSpec, path: Path, *, layer: bool = True) -> None:
     """Writes embed, norm, lm_head and the last Llama-like layer in the verifier's dtype.
+
+    Weights are mapped and copied from file to file, so that only quantised ones are ever in memory
+    as a whole.
+
+    Args:
+        layer: with the last layer; False leaves the shards that hold it closed.
 
     Raises:
         HarnessError: a weight is missing, ambiguous, or of a shape that the configuration denies.
     """
     keys = spec.keys
-    stored = spec.tensors(keys.all)
-    head = {"embed": stored[keys.embed], "norm": stored[keys.norm]}
+    names = {f"layer.{name}": key for name, key in (keys.layer or {}).items()} if layer else {}
     # A copy where the output is tied: every reader finds all three.
-    head["lm_head"] = stored[keys.lm_head] if keys.lm_head else head["embed"].clone()
+    names |= {"embed": keys.embed, "norm": keys.norm, "lm_head": keys.lm_head or keys.embed}
+    stored = spec.tensors(sorted(set(names.values())))
+    head = {name: stored[key] for name, key in names.items()}
     rows, hidden = spec.vocab_size, spec.hidden_size
     for role, shape in (("embed", [rows, hidden]), ("norm", [hidden]), ("lm_head", [rows, hidden])):
         if list(head[role].shape) != shape:
             raise HarnessError(
                 f"the verifier's {role} weight does not fit its configuration",
-                where=f"{spec.source}: {keys.lm_head if role == 'lm_head' else role}",
+                where=f"{spec.source}: {names[role]}",
                 rule=f"shape {shape}",
                 got=list(head[role].shape),
+                fix="download or save the verifier again: weights and config.json of one model",
             )
-    for name, key in (keys.layer or {}).items():
-        head[f"layer.{name}"] = stored[key]
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    order = sorted(head, key=lambda name: (-head[name].itemsize, name))
     metadata = {"config": spec.head_config.model_dump_json()}
-    save_file({name: tensor.contiguous() for name, tensor in head.items()}, part, metadata)
-    part.chmod(0o644)
-    part.replace(path)
+    write_tensors(path, {name: [head[name]] for name in order}, metadata)
+    path.chmod(0o644)
 
 
 def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
@@ -84,7 +89,10 @@ def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
     with open_tensors(path, fix="run the verifier stage again") as file:
         metadata = file.metadata() or {}
         if "config" not in metadata:
-            raise HarnessError("not a verifier head file", where=path, rule="metadata key config")
+            raise HarnessError(
+                "not a verifier head file", where=path, rule="metadata key config",
+                fix="give the file that the verifier stage wrote, or the verifier's folder",
+            )  # fmt: skip
         tensors = {name: file.get_tensor(name).to(dtype=dtype) for name in file.keys()}  # noqa: SIM118
     config = read_settings(HeadConfig, json.loads(metadata["config"]), where=str(path))
     layer = {

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
+from eagle3.draft_map import read_map
 from eagle3.errors import HarnessError
 from eagle3.reading import open_tensors
 from eagle3.responses import Response
@@ -99,15 +100,18 @@ def build_vocabulary(
     if size > vocab_size:
         raise HarnessError(
             "draft vocabulary larger than the verifier's", where="vocab.size",
-            rule=f"at most {vocab_size}", got=size,
+            rule=f"at most {vocab_size}", got=size, fix="a smaller size, or null for all tokens",
         )  # fmt: skip
     if size < len(special):
         raise HarnessError(
             "draft vocabulary too small for the special tokens", where="vocab.size",
-            rule=f"at least {len(special)}", got=size,
+            rule=f"at least {len(special)}", got=size, fix="a larger size, or null for all tokens",
         )  # fmt: skip
     if not counts_V.any():
-        raise HarnessError("no supervised token to choose a draft vocabulary by", got=0)
+        raise HarnessError(
+            "no supervised token to choose a draft vocabulary by", got=0,
+            fix="training data with answers in it: loss masks that are not all 0",
+        )  # fmt: skip
     rank = counts_V.clone()
     rank[special] = counts_V.max() + 1
     chosen = torch.argsort(rank, descending=True, stable=True)[:size]
@@ -146,17 +150,33 @@ def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabu
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if set(tensors) != {"d2t", "t2d"}:
         raise HarnessError(
-            "not a draft vocabulary", where=path, rule="tensors d2t, t2d", got=sorted(tensors)
-        )
-    vocabulary = DraftVocabulary(d2t=tensors["d2t"], t2d=tensors["t2d"].bool())
-    targets = vocabulary.target_ids
-    if not torch.equal(targets, vocabulary.t2d.nonzero()[:, 0]):
-        raise HarnessError(
-            "d2t and t2d disagree", where=path, rule="d2t holds ascending offsets to t2d's tokens"
-        )
-    if vocab_size is not None and len(vocabulary.t2d) != vocab_size:
+            "not a draft vocabulary", where=path, rule="tensors d2t, t2d", got=sorted(tensors),
+            fix="give the file of the vocab stage, or a folder with d2t.npy and t2d.npy",
+        )  # fmt: skip
+    t2d = tensors["t2d"].bool()
+    if vocab_size is not None and len(t2d) != vocab_size:
         raise HarnessError(
             "draft vocabulary of another verifier", where=path, rule=f"t2d of {vocab_size} tokens",
-            got=len(vocabulary.t2d), fix="build it from this verifier's responses",
+            got=len(t2d), fix="build it from this verifier's responses",
+        )  # fmt: skip
+    offsets, _ = read_map(tensors["d2t"], t2d, len(t2d), where=path)
+    return ordered(DraftVocabulary(d2t=offsets, t2d=t2d), where=path)
+
+
+def ordered(vocabulary: DraftVocabulary, *, where: object) -> DraftVocabulary:
+    """The same vocabulary.
+
+    Raises:
+        HarnessError: its tokens do not ascend, as every reader of a mapping takes for granted.
+    """
+    falls = (vocabulary.target_ids.diff() <= 0).nonzero()[:, 0].tolist()
+    if falls:
+        at = falls[0]
+        raise HarnessError(
+            "the tokens of a draft vocabulary do not ascend", where=where,
+            rule="draft ids in the order of token ids",
+            got=f"token {int(vocabulary.target_ids[at])} before "
+            f"{int(vocabulary.target_ids[at + 1])}, at draft id {at}",
+            fix="sort the tokens; with --finetune-from, head rows follow by token id",
         )  # fmt: skip
     return vocabulary

@@ -5,7 +5,7 @@ Works on names alone: it opens no tensor and knows no configuration beyond the n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle3.errors import HarnessError
@@ -96,16 +96,23 @@ def find_key(names: Collection[str], role: str, *, where: object) -> str | None:
     for suffix in SUFFIXES[role]:
         fitting = sorted(name for name in names if name.endswith("." + suffix) or name == suffix)
         if len(fitting) > 1:
-            raise HarnessError(
-                f"two stored tensors could be the verifier's {role}",
-                where=where,
-                rule=f"one name ending in {suffix}",
-                got=", ".join(fitting),
-                fix="keep the language model's one in the weight index",
-            )
+            raise _ambiguous(role, f"one name ending in {suffix}", fitting, where)
         if fitting:
             return fitting[0]
-    return next((alias for alias in ALIASES[role] if alias in names), None)
+    known = [alias for alias in ALIASES[role] if alias in names]
+    if len(known) > 1:
+        raise _ambiguous(role, f"one of {' and '.join(ALIASES[role])}", known, where)
+    return known[0] if known else None
+
+
+def _ambiguous(role: str, rule: str, fitting: Sequence[str], where: object) -> HarnessError:
+    return HarnessError(
+        f"two stored tensors could be the verifier's {role}",
+        where=where,
+        rule=rule,
+        got=", ".join(fitting),
+        fix="keep the language model's one in the weight index",
+    )
 
 
 def find_keys(
@@ -131,6 +138,7 @@ def find_keys(
                 where=where,
                 rule=f"{EXACT[role]}, a name ending in it, or {' or '.join(ALIASES[role])}",
                 got=f"{len(names)} names, such as {', '.join(sorted(names)[:3])}",
+                fix="save the whole model with save_pretrained, under transformers' names",
             )
     embed, norm = str(found["embed"]), str(found["norm"])
     if found["lm_head"] is None and tied is False:
@@ -138,6 +146,7 @@ def find_keys(
             "the verifier's lm_head weight was not found, and it does not share the embedding",
             where=where,
             rule=f"{EXACT['lm_head']}, or tie_word_embeddings: true in config.json",
+            fix="download or save the verifier again, whole; or set the key, if it is true",
         )
     prefix = embed.removesuffix("embed_tokens.weight") + f"layers.{num_hidden_layers - 1}."
     layer = {name: prefix + name for name in LLAMA_LAYER}

@@ -133,7 +133,8 @@ def run(
         work_folder(root, "train-command", key, leads=ranks.leads) as work,
         head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
     ):
-        ranks.on_leader(lambda: head_of(verifier_path, work).config)  # the file, for all to read
+        copies = init is None and settings.drafter.layer_init == "verifier"
+        ranks.on_leader(lambda: head_of(verifier_path, work, layer=copies).config)  # for all
         head = read_head(work / "head.safetensors")
         states: States
         if init is not None and folder is not None:

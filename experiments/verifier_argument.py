@@ -20,21 +20,22 @@ def verifier_of(path: str) -> HeadConfig:
     return VerifierSpec.open(path)
 
 
-def head_of(path: str, work: Path | None = None) -> VerifierHead:
+def head_of(path: str, work: Path | None = None, *, layer: bool = False) -> VerifierHead:
     """The head.
 
     Args:
+        layer: with the last decoder layer, whose shard is opened for it.
         work: folder in which `head.safetensors` stays for others to read; None: nothing stays.
     """
     if work is None:
         with tempfile.TemporaryDirectory() as folder:
-            return head_of(path, Path(folder))  # stays mapped when its name is gone
+            return head_of(path, Path(folder), layer=layer)  # stays mapped when its name is gone
     file = work / "head.safetensors"
     if Path(path).is_file():
         file.unlink(missing_ok=True)
         file.symlink_to(Path(path).resolve())
     else:
-        write_head(VerifierSpec.open(path), file)
+        write_head(VerifierSpec.open(path), file, layer=layer)
     return read_head(file)
 
 

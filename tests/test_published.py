@@ -101,6 +101,25 @@ def test_sharded_weights_are_joined(tmp_path: Path) -> None:
     assert torch.equal(probe(from_checkpoint(folder, make_head(), MINE, LAYERS)), probe(expected))
 
 
+def test_sharded_pickles_are_joined(tmp_path: Path) -> None:
+    folder = as_published(saved(tmp_path / "a"))
+    expected = from_checkpoint(folder, make_head(), MINE, LAYERS)
+    tensors = tensors_of(folder)
+    places = {n: f"pytorch_model-{len(n) % 2}.bin" for n in tensors}
+    for shard in set(places.values()):
+        torch.save({n: t for n, t in tensors.items() if places[n] == shard}, folder / shard)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    (folder / WEIGHTS).unlink()
+    assert torch.equal(probe(from_checkpoint(folder, make_head(), MINE, LAYERS)), probe(expected))
+    torch.save({"fc.weight": Path("x")}, folder / "pytorch_model-0.bin")
+    with pytest.raises(HarnessError, match=r"could run code[\s\S]*pytorch_model-0.bin"):
+        read_published(folder, make_head())
+    index.write_text('{"weight_map": ["a"]}')
+    with pytest.raises(HarnessError, match=r"index[\s\S]*weight_map: tensor names[\s\S]*\['a'\]"):
+        read_published(folder, make_head())
+
+
 def test_a_full_vocabulary_without_d2t(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     folder = as_published(saved(tmp_path / "a"))
@@ -154,6 +173,33 @@ def test_token_ids_for_offsets_are_turned_round(tmp_path: Path) -> None:
     assert any("turned into offsets" in note for note in published.notes)
 
 
+def test_a_map_without_t2d(tmp_path: Path) -> None:
+    folder = as_published(saved(tmp_path / "a"))
+    alone = {n: t for n, t in tensors_of(folder).items() if n != "t2d"}
+
+    def read(d2t: list[int]) -> tuple[list[int], list[int], str]:
+        save_file(alone | {"d2t": torch.tensor(d2t)}, folder / WEIGHTS)
+        found = read_published(folder, make_head())
+        drafted = found.tensors["t2d"].nonzero()[:, 0].tolist()
+        return found.tensors["d2t"].tolist(), drafted, "; ".join(found.notes)
+
+    offsets, drafted, notes = read([1, 3, 7])
+    assert (offsets, drafted) == ([1, 3, 7], [1, 4, 9])
+    assert "no t2d: d2t is read as offsets" in notes
+    # As offsets these would be tokens 1, 5 and 31 of 30.
+    offsets, drafted, notes = read([1, 4, 29])
+    assert (offsets, drafted) == ([1, 3, 27], [1, 4, 29])
+    assert "turned into offsets" in notes
+    # As offsets these are tokens 9, 9 and 4; as token ids 9, 8 and 2.
+    assert read([9, 8, 2])[0] == [9, 7, 0]
+    with pytest.raises(HarnessError, match=r"twice[\s\S]*token 5 at draft ids 0, 2; 1 such"):
+        read([5, 5, 3])
+    with pytest.raises(
+        HarnessError, match=r"beyond the verifier's[\s\S]*0 to 29[\s\S]*got: 0 to 32"
+    ):
+        read([0, 0, 30])
+
+
 def test_a_missing_head_starts_from_the_verifier(tmp_path: Path) -> None:
     folder = as_published(saved(tmp_path / "a"))
     tensors = tensors_of(folder)
@@ -205,6 +251,20 @@ def test_layers_that_nobody_wrote_down_are_asked_for(tmp_path: Path) -> None:
             {"verifier": {"name": "x", "model_type": "qwen3"}},
             r"another kind[\s\S]*tiny: llama[\s\S]*got: qwen3",
         ),
+        (
+            {"eagle_config": [3, 31]},
+            r"json, eagle_config\n[\s\S]*object[\s\S]*list: \[3, 31\]",
+        ),
+        ({"transformer_layer_config": "x"}, r"transformer_layer_config\n[\s\S]*got: str: 'x'"),
+        ({"verifier": "org/Name"}, r"json, verifier\n[\s\S]*got: str: 'org/Name'"),
+        ({"speculators_config": [1]}, r"json, speculators_config\n[\s\S]*got: list"),
+        ({"rope_scaling": ["yarn"]}, r"json, rope_scaling\n[\s\S]*got: list"),
+        ({"rope_theta": "1e6"}, r"json, rope_theta\n[\s\S]*a number[\s\S]*'1e6'"),
+        ({"aux_layers": "0,2,3"}, r"json, aux_layers\n[\s\S]*list of whole[\s\S]*'0,2,3'"),
+        (
+            {"aux_layers": None, "eagle_aux_hidden_state_layer_ids": {"a": 1}},
+            r"layer_ids\n[\s\S]*list of whole",
+        ),
         ({"speculators_model_type": "peagle"}, r"rule: eagle3[\s\S]*got: peagle"),
     ],
 )
@@ -215,6 +275,14 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(HarnessError, match=message) as caught:
         from_checkpoint(folder, make_head(), MINE, LAYERS)
     assert str(folder) in str(caught.value)
+
+
+def test_nested_layers_of_another_type(tmp_path: Path) -> None:
+    folder = as_published(saved(tmp_path / "a"))
+    for ids in (["1", "2"], 5, [1.5, 2.5, 3.5]):
+        change(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
+        with pytest.raises(HarnessError, match=r"eagle_config.eagle_aux[\s\S]*list of whole"):
+            read_published(folder, make_head())
 
 
 def test_other_refusals(tmp_path: Path) -> None:

@@ -40,9 +40,10 @@ def test_offsets_and_token_ids_are_told_apart(tmp_path: Path) -> None:
         (np.array([{"a": 1}], dtype=object), [True] * SIZE, r"d2t.npy[\s\S]*without pickled"),
         ([1.5, 2.5], [True] * SIZE, r"d2t.npy[\s\S]*got: float64 \[2\]"),
         ([[1, 2]], [True] * SIZE, r"d2t.npy[\s\S]*got: int64 \[1, 2\]"),
-        ([0], [True] * 3, r"another verifier[\s\S]*t2d.npy[\s\S]*6 tokens[\s\S]*got: 3"),
+        ([0], [True] * 3, r"another verifier[\s\S]*: t2d[\s\S]*6 tokens[\s\S]*got: 3"),
         ([0, 0], [False] * SIZE, r"without tokens[\s\S]*2 in d2t, none in t2d"),
         ([0, 0], [True, False] * 3, "disagree"),
+        ([5, 1, 2], [i in TARGETS for i in range(SIZE)], r"do not ascend[\s\S]*token 5 before 1"),
     ],
 )
 def test_arrays_that_cannot_be_used(tmp_path: Path, d2t: object, t2d: object, message: str) -> None:

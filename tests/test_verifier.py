@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,10 @@ def test_two_candidates_or_none_are_errors() -> None:
     with pytest.raises(HarnessError, match="two stored tensors") as caught:
         find_keys(twice, 2, tied=True, where="test")
     assert "a.model.embed_tokens.weight, b.model.embed_tokens.weight" in str(caught.value)
+    others = ["tok_embeddings.weight", "embed_tokens.weight", "norm.weight"]
+    with pytest.raises(HarnessError, match="two stored tensors") as caught:
+        find_keys(others, 2, tied=True, where="test")
+    assert "got: tok_embeddings.weight, embed_tokens.weight" in str(caught.value)
     with pytest.raises(HarnessError, match="norm weight was not found"):
         find_keys(["model.embed_tokens.weight"], 2, tied=True, where="test")
     flat = ["model.embed_tokens.weight", "model.norm.weight"]
@@ -158,6 +163,70 @@ def test_only_needed_shards_are_opened(tiny_verifier_untied: Path, tmp_path: Pat
     assert torch.equal(head.lm_head, tensors["lm_head.weight"])
 
 
+def _sharded(source: Path, folder: Path, home: Callable[[str], str]) -> dict[str, torch.Tensor]:
+    """The same verifier with each tensor in the shard that `home` names; its tensors."""
+    link_verifier(str(source), folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: home(name) for name in tensors}
+    for shard in set(places.values()):
+        own = {name: tensor for name, tensor in tensors.items() if places[name] == shard}
+        if shard.endswith(".bin"):
+            torch.save(own, folder / shard)
+        else:
+            save_file(own, folder / shard)
+    kind = "pytorch_model.bin" if shard.endswith(".bin") else "model.safetensors"
+    (folder / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return tensors
+
+
+def test_without_the_last_layer_no_layer_s_shard_is_needed(
+    tiny_verifier_untied: Path, tmp_path: Path
+) -> None:
+    def home(name: str) -> str:
+        return "layers.safetensors" if ".layers." in name else f"{name.split('.')[-2]}.safetensors"
+
+    folder = tmp_path / "m"
+    tensors = _sharded(tiny_verifier_untied, folder, home)
+    (folder / "layers.safetensors").unlink()
+    write_head(VerifierSpec.open(folder), tmp_path / "head", layer=False)
+    head = read_head(tmp_path / "head")
+    assert head.layer is None
+    assert torch.equal(head.embed, tensors["model.embed_tokens.weight"])
+    assert torch.equal(head.norm, tensors["model.norm.weight"])
+    assert torch.equal(head.lm_head, tensors["lm_head.weight"])
+    with pytest.raises(HarnessError, match=r"layers\.safetensors is missing"):
+        write_head(VerifierSpec.open(folder), tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pickled_weights_are_the_same_verifier(
+    shards: int, tiny_verifier_untied: Path, tmp_path: Path
+) -> None:
+    source, folder = tiny_verifier_untied, tmp_path / "m"
+    if shards > 1:
+        _sharded(source, folder, lambda name: f"pytorch_model-{len(name) % shards}.bin")
+    else:
+        link_verifier(str(source), folder)
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    linked = tmp_path / "linked"
+    link_verifier(str(folder), linked)
+    spec, whole = VerifierSpec.open(linked), VerifierSpec.open(source)
+    write_head(spec, tmp_path / "a")
+    write_head(whole, tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert spec.revision == VerifierSpec.open(folder).revision != whole.revision
+    ids = torch.arange(6)[None]
+    ours, theirs = (load_model(s, torch.float32, "cpu")(ids).logits for s in (spec, whole))
+    assert torch.equal(ours, theirs)
+    first = sorted(linked.glob("pytorch_model*.bin"))[0].resolve()
+    torch.save({"model.norm.weight": Path("x")}, first)
+    with pytest.raises(HarnessError, match=rf"could run code[\s\S]*{first.name}"):
+        write_head(VerifierSpec.open(folder), tmp_path / "c")
+
+
 def test_a_shape_that_the_configuration_denies(tmp_path: Path) -> None:
     folder = _folder(
         tmp_path / "m",
@@ -182,7 +251,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
         VerifierSpec.open(folder)
     assert "hidden_size" in str(caught.value)
     (folder / "config.json").write_text(json.dumps(FLAT))
-    with pytest.raises(HarnessError, match="no safetensors"):
+    with pytest.raises(HarnessError, match="no weights that are read"):
         _ = VerifierSpec.open(folder).keys
     with pytest.raises(HarnessError, match="head is missing"):
         read_head(tmp_path / "head.safetensors")

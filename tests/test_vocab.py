@@ -81,7 +81,7 @@ def test_written_and_read(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     with pytest.raises(HarnessError, match="of another verifier"):
         read_vocabulary(path, vocab_size=10)
-    write_vocabulary(DraftVocabulary(made.target_ids, made.t2d), path, metadata={})
+    write_vocabulary(DraftVocabulary(made.d2t + 1, made.t2d), path, metadata={})
     with pytest.raises(HarnessError, match="d2t and t2d disagree"):
         read_vocabulary(path)
     with pytest.raises(HarnessError, match="missing"):

@@ -79,14 +79,7 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
             rule="aux_layers (post-layer indices) or eagle_aux_hidden_state_layer_ids",
             fix="add aux_layers to its config.json, as it was trained",
         )
-    layers = values[named]
-    if not (isinstance(layers, list) and layers and all(type(layer) is int for layer in layers)):
-        raise HarnessError(
-            "the drafter's aux layers cannot be used",
-            where=f"{where}, {named}",
-            rule="a list of whole numbers, one or more",
-            got=repr(layers),
-        )
+    layers = layer_list(values[named], where=f"{where}, {named}")
     aux_layers = tuple(from_vllm(layers) if named == LAYER_IDS else layers)
     missing = [
         name
@@ -94,7 +87,10 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
         if name not in values and name not in _DEFAULTS and name != "head_dim"
     ]
     if missing:
-        raise HarnessError("the drafter's config lacks keys", where=where, rule=", ".join(missing))
+        raise HarnessError(
+            "the drafter's config lacks keys", where=where, rule=", ".join(missing),
+            fix="add them to its config.json, as it was trained",
+        )  # fmt: skip
     shared = {name: values.get(name, _DEFAULTS.get(name)) for name in SHARED}
     if not shared["head_dim"]:
         sizes = {name: values[name] for name in ("hidden_size", "num_attention_heads")}
@@ -105,12 +101,30 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
                     where=f"{where}, {name}",
                     rule="a whole number above 0",
                     got=repr(value),
+                    fix="correct its config.json",
                 )
         shared["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     shared["target_hidden_size"] = shared["target_hidden_size"] or shared["hidden_size"]
     switches = {name: values.get(name, False) for name in SWITCHES}
     return read_settings(
         DrafterConfig, {**shared, **switches, "aux_layers": aux_layers}, where=where
+    )
+
+
+def layer_list(value: object, *, where: str) -> list[int]:
+    """Layer ids as a config holds them.
+
+    Raises:
+        HarnessError: anything but a list of whole numbers.
+    """
+    if isinstance(value, list) and value and all(type(layer) is int for layer in value):
+        return value
+    raise HarnessError(
+        "the drafter's aux layers cannot be used",
+        where=where,
+        rule="a list of whole numbers, one or more",
+        got=repr(value),
+        fix="correct its config.json, as it was trained",
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3.drafter import DrafterConfig
 from eagle3.errors import HarnessError
-from eagle3.formats.eagle import LAYER_IDS, read_eagle_config
+from eagle3.formats.eagle import LAYER_IDS, layer_list, read_eagle_config
 from eagle3.formats.published_tensors import (
     EMBEDDING,
     WHOLE,
@@ -61,6 +61,7 @@ def resolve_drafter(source: str) -> Path:
             raise HarnessError(
                 "nothing to start from", where=source,
                 rule="a folder with config.json and weights, or a hub id", got="no such folder",
+                fix="correct the path; without a drafter to start from, training is from scratch",
             )  # fmt: skip
         return folder
     from huggingface_hub import snapshot_download
@@ -72,6 +73,7 @@ def resolve_drafter(source: str) -> Path:
         raise HarnessError(
             "the drafter is neither a folder here nor to be had from the hub", where=source,
             rule="a folder with config.json and weights, or a hub id", got=error,
+            fix="download it elsewhere, whole, and give its folder",
         ) from None  # fmt: skip
 
 
@@ -107,8 +109,9 @@ def read_published(
 
 def refuse_kinds(values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, where: Path) -> None:
     """Raises for a draft layer of another kind than the one Llama block over three states."""
-    inner = values.get("transformer_layer_config") or values
-    architectures = ", ".join(values.get("architectures") or []) or "not named"
+    inner = part(values, "transformer_layer_config", where=where) or values
+    named = values.get("architectures") or []
+    architectures = ", ".join(map(str, named if isinstance(named, list) else [named])) or "none"
     wanted: list[tuple[str, object, object]] = [
         (SPECULATORS, "eagle3", values.get(SPECULATORS, "eagle3")),
         ("num_hidden_layers", 1, inner.get("num_hidden_layers", 1)),
@@ -129,7 +132,26 @@ def refuse_kinds(values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, wh
             "a drafter of a kind that is not trained here",
             where=where, rule="EAGLE-3: fc.weight over aux hidden states",
             got=f"architecture {architectures}, tensors {', '.join(sorted(tensors)[:6])}",
+            fix="start from scratch, or from a drafter for EAGLE-3",
         )  # fmt: skip
+
+
+def part(values: Mapping[str, Any], name: str, *, where: Path) -> dict[str, Any]:
+    """A part of a config that has keys of its own, {} where there is none.
+
+    Raises:
+        HarnessError: something else stands there.
+    """
+    value = values.get(name)
+    if value is None or isinstance(value, dict):
+        return value or {}
+    raise HarnessError(
+        "the drafter's config cannot be used",
+        where=f"{where}, {name}",
+        rule="an object with keys",
+        got=f"{type(value).__name__}: {value!r:.80}",
+        fix="correct its config.json, or take the key out",
+    )
 
 
 def layers_said(values: Mapping[str, Any], model_type: str, *, where: Path) -> list[int] | None:
@@ -139,17 +161,18 @@ def layers_said(values: Mapping[str, Any], model_type: str, *, where: Path) -> l
     the verifier's class.
 
     Raises:
-        HarnessError: the two keys mean different layers.
+        HarnessError: the two keys mean different layers, or hold no list of whole numbers.
     """
     if values.get("aux_layers") is not None:
-        return list(values["aux_layers"])
+        return list(layer_list(values["aux_layers"], where=f"{where}, aux_layers"))
     top = values.get(LAYER_IDS)
-    nested = (values.get("eagle_config") or {}).get(LAYER_IDS)
+    nested = part(values, "eagle_config", where=where).get(LAYER_IDS)
     found = {}
     if top:
-        found[LAYER_IDS] = from_vllm(top)
+        found[LAYER_IDS] = from_vllm(layer_list(top, where=f"{where}, {LAYER_IDS}"))
     if nested:
-        found[f"eagle_config.{LAYER_IDS}"] = from_sglang(nested, model_type)
+        name = f"eagle_config.{LAYER_IDS}"
+        found[name] = from_sglang(layer_list(nested, where=f"{where}, {name}"), model_type)
     if len({tuple(layers) for layers in found.values()}) > 1:
         raise HarnessError(
             "a drafter's config names different layers to different engines",
@@ -182,7 +205,7 @@ def _config(
         )
     if aux_layers:
         notes.append(f"trained on the outputs of layers {layers}, as said")
-    flat = _flat(values)
+    flat = _flat(values, path)
     if values.get(SPECULATORS) and "norm_before_residual" not in values:
         raise HarnessError(
             "the drafter's config leaves open what readers take differently", where=path,
@@ -192,11 +215,16 @@ def _config(
     return read_eagle_config({**flat, "aux_layers": layers}, where=str(path))
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One level, with RoPE as older configs write it and what everybody leaves out filled in."""
-    flat = {**(values.get("transformer_layer_config") or {}), **values}
-    rope = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
+    flat = {**part(values, "transformer_layer_config", where=path), **values}
+    rope = dict(part(flat, "rope_parameters", where=path) or part(flat, "rope_scaling", where=path))
     theta = rope.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0
+    if isinstance(theta, bool) or not isinstance(theta, int | float):
+        raise HarnessError(
+            "the drafter's config cannot be used", where=f"{path}, rope_theta", rule="a number",
+            got=repr(theta), fix="correct its config.json, as it was trained",
+        )  # fmt: skip
     kind = rope.get("rope_type", rope.get("type", "default"))
     flat |= {"rope_theta": float(theta), "rope_scaling": None if kind == "default" else rope}
     flat["draft_vocab_size"] = flat.get("draft_vocab_size") or flat.get("vocab_size")
@@ -214,7 +242,7 @@ def _same_sizes(
     notes: list[str],
 ) -> None:
     """Refuses a drafter for a verifier of other sizes or another kind, with both values."""
-    spoken = values.get("verifier") or {}
+    spoken = part(values, "verifier", where=path)
     pairs: list[tuple[str, object, object]] = [
         ("hidden size", verifier.hidden_size, config.target_hidden_size),
         ("vocabulary", verifier.vocab_size, config.vocab_size),
@@ -233,8 +261,9 @@ def _same_sizes(
             where=path,
             rule=f"{verifier.verifier} has layers 0 to {verifier.num_hidden_layers - 1}",
             got=list(config.aux_layers),
+            fix="a drafter for this verifier, or --drafter-aux-layers if its config is wrong",
         )
-    named = (values.get("speculators_config") or {}).get("verifier") or {}
+    named = part(part(values, "speculators_config", where=path), "verifier", where=path)
     trained_for = spoken.get("name") or named.get("name_or_path")
     if trained_for and trained_for != verifier.verifier:
         notes.append(f"it was trained for {trained_for}, not for {verifier.verifier}")

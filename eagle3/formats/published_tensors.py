@@ -11,14 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle3.draft_map import read_map
 from eagle3.drafter import DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.pickles import load_pickled
-from eagle3.reading import open_tensors, read_object
+from eagle3.reading import open_tensors, read_index
 from eagle3.verifier_head import VerifierHead
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-INDEX = "model.safetensors.index.json"
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 NOT_READ = ("verifier_lm_head.weight", "verifier_norm.weight")
 WHOLE = "download or save the drafter again, whole"
@@ -28,18 +29,20 @@ def weight_files(folder: Path) -> list[Path]:
     """The files of a drafter's weights.
 
     Raises:
-        HarnessError: there are none.
+        HarnessError: there are none, or the index of several cannot be used.
     """
-    if (folder / INDEX).is_file():
-        names = read_object(folder / INDEX, fix=WHOLE).get("weight_map") or {}
-        return [folder / name for name in sorted(set(names.values()))]
-    for name in WEIGHTS:
-        if (folder / name).is_file():
-            return [folder / name]
+    for whole, index in zip(WEIGHTS, INDICES, strict=True):
+        if (folder / index).is_file():
+            return [
+                folder / name
+                for name in sorted(set(read_index(folder / index, fix=WHOLE).values()))
+            ]
+        if (folder / whole).is_file():
+            return [folder / whole]
     raise HarnessError(
         "not a drafter checkpoint: a file is missing",
         where=folder,
-        rule=f"config.json and {' or '.join((*WEIGHTS, INDEX))}",
+        rule=f"config.json and {' or '.join((*WEIGHTS, *INDICES))}",
         got=", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing",
         fix=WHOLE,
     )
@@ -84,6 +87,7 @@ def about_embedding(embed: Tensor | None, head: VerifierHead, folder: Path) -> s
         raise HarnessError(
             "the drafter's embedding is not of this verifier",
             where=f"{folder}: {EMBEDDING}", rule=list(head.embed.shape), got=list(embed.shape),
+            fix="start from scratch, or from a drafter for this verifier or one like it",
         )  # fmt: skip
     theirs = head.embed.float() * head.config.embed_scale
     bound = theirs.abs().amax(1) * 2.0**-7  # rounding to bfloat16 on either side
@@ -105,8 +109,8 @@ def fill_vocabulary(
         What was filled in or turned round, for the log.
 
     Raises:
-        HarnessError: nothing says which tokens a part of the vocabulary is of, or d2t and t2d
-            disagree. Sizes and ranges are left to whoever fills a drafter.
+        HarnessError: nothing says which tokens a part of the vocabulary is of, d2t is of another
+            size, or as `read_map`.
     """
     notes = []
     drafts, size = config.draft_vocab_size, config.vocab_size
@@ -119,33 +123,20 @@ def fill_vocabulary(
             )  # fmt: skip
         notes.append(f"full vocabulary of {size} tokens: no d2t")
         own["d2t"] = torch.zeros(size, dtype=torch.int64)
-    own["d2t"] = own["d2t"].long().reshape(-1)
-    ids = torch.arange(len(own["d2t"]))
-    if "t2d" in own and len(ids) == drafts:
-        kept = own["t2d"].bool().reshape(-1).nonzero()[:, 0]
-        if not torch.equal((own["d2t"] + ids).sort().values, kept):
-            if torch.equal(own["d2t"].sort().values, kept):
-                notes.append("d2t holds token ids, not offsets: turned into offsets")
-                own["d2t"] = own["d2t"] - ids
-            elif _in_range(own["d2t"] + ids, size):
-                raise HarnessError(
-                    "the drafter's d2t and t2d disagree", where=folder,
-                    rule=f"d2t for the {len(kept)} tokens of t2d, as offsets or as token ids",
-                    got=f"{len(ids)} tokens, {int(_in(own['d2t'] + ids, kept))} of them in t2d",
-                )  # fmt: skip
-    targets = own["d2t"] + ids
-    if _in_range(targets, size):
-        own["t2d"] = torch.zeros(size, dtype=torch.bool)
-        own["t2d"][targets] = True
-        if HEAD not in own:
-            notes.append("no lm_head of its own: starts from the verifier's rows")
-            own[HEAD] = head.lm_head[targets] * head.config.logit_scale
+    if own["d2t"].numel() != drafts:
+        raise HarnessError(
+            "tensor d2t does not fit the config", where=folder, rule=[drafts],
+            got=list(own["d2t"].shape), fix=WHOLE,
+        )  # fmt: skip
+    own["d2t"], were_ids = read_map(own["d2t"], own.get("t2d"), size, where=f"{folder}: d2t")
+    if were_ids:
+        notes.append("d2t holds token ids, not offsets: turned into offsets")
+    elif "t2d" not in own and drafts != size:
+        notes.append("no t2d: d2t is read as offsets, as engines read it")
+    targets = own["d2t"] + torch.arange(drafts)
+    own["t2d"] = torch.zeros(size, dtype=torch.bool)
+    own["t2d"][targets] = True
+    if HEAD not in own:
+        notes.append("no lm_head of its own: starts from the verifier's rows")
+        own[HEAD] = head.lm_head[targets] * head.config.logit_scale
     return notes
-
-
-def _in_range(targets: Tensor, size: int) -> bool:
-    return bool(len(targets)) and int(targets.min()) >= 0 and int(targets.max()) < size
-
-
-def _in(targets: Tensor, kept: Tensor) -> int:
-    return int(torch.isin(targets, kept).sum())
