@@ -252,7 +252,7 @@ def test_layers_that_nobody_wrote_down_are_asked_for(tmp_path: Path) -> None:
             r"another kind[\s\S]*tiny: llama[\s\S]*got: qwen3",
         ),
         (
-            {"eagle_config": [3, 31]},
+            {"aux_layers": None, "eagle_config": [3, 31]},
             r"json, eagle_config\n[\s\S]*object[\s\S]*list: \[3, 31\]",
         ),
         ({"transformer_layer_config": "x"}, r"transformer_layer_config\n[\s\S]*got: str: 'x'"),
