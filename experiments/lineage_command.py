@@ -15,6 +15,7 @@ from stages.lineage import Lineage, Step, Target
 from stages.params import read_params
 
 SHORT = 12  # letters of a digest
+LONGEST = 90  # letters of a setting; --json has all of them
 
 
 def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
@@ -49,9 +50,16 @@ def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step
 
 def as_text(target: Target, steps: list[Step]) -> str:
     """The chain, one paragraph a stage, each above those that it needs."""
-    first = target.asked if target.value is None else f"{target.asked} = {target.value}"
-    # Settings of what was asked for, and of where everything begins; --json has those of all.
-    paragraphs = [_paragraph(step, settings=number == 0) for number, step in enumerate(steps)]
+    first = target.asked if target.value is None else f"{target.asked} = {_shown(target.value)}"
+    # Settings of what was asked for, of its arm's other stages (a τ is asked for, its training is
+    # what one wants to know), and of where everything begins; --json has those of all.
+    arm = steps[0].stage.partition("@")[2]
+    paragraphs = [
+        _paragraph(
+            step, settings=step is steps[0] or (bool(arm) and step.stage.endswith(f"@{arm}"))
+        )
+        for step in steps
+    ]
     return "\n\n".join([first, *paragraphs])
 
 
@@ -73,8 +81,13 @@ def _paragraph(step: Step, *, settings: bool) -> str:
     source = not any(maker for _, maker in step.needs.values()) or step.stage == "prompts"
     if settings or source:
         own = {name: value for name, value in step.params.items() if name != "run"}
-        lines += [f"  setting {name}: {json.dumps(value)}" for name, value in _flat(own)]
+        lines += [f"  setting {name}: {_shown(value)}" for name, value in _flat(own)]
     return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
