@@ -53,13 +53,9 @@ def as_text(target: Target, steps: list[Step]) -> str:
     first = target.asked if target.value is None else f"{target.asked} = {_shown(target.value)}"
     # Settings of what was asked for, of its arm's other stages (a τ is asked for, its training is
     # what one wants to know), and of where everything begins; --json has those of all.
-    arm = steps[0].stage.partition("@")[2]
-    paragraphs = [
-        _paragraph(
-            step, settings=step is steps[0] or (bool(arm) and step.stage.endswith(f"@{arm}"))
-        )
-        for step in steps
-    ]
+    _, at, arm = steps[0].stage.partition("@")
+    told = {step.stage for step in steps if at and step.stage.endswith(at + arm)} | {steps[0].stage}
+    paragraphs = [_paragraph(step, settings=step.stage in told) for step in steps]
     return "\n\n".join([first, *paragraphs])
 
 
