@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import logging
 import math
 import os
 import runpy
@@ -43,11 +44,15 @@ ARMS = ("scratch", "finetune")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def soon() -> Iterator[None]:
-    """A study's run is in the store at once: its trainings wait for that."""
+def surroundings() -> Iterator[None]:
+    """A study's run is in the store at once, since its trainings wait for that; and the library,
+    which studies quieten, speaks again to the tests that come after."""
+    log = logging.getLogger("eagle3")
+    before = log.level
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "FLUSH_SECONDS", 0.05)
         yield
+    log.setLevel(before)
 
 
 @pytest.fixture(scope="module")
