@@ -22,6 +22,7 @@ from eagle3.errors import HarnessError
 from eagle3.reading import open_tensors
 from eagle3.responses import Response
 from eagle3.settings import Settings
+from eagle3.shardfile import write_tensors
 
 
 class VocabSettings(Settings):
@@ -122,17 +123,13 @@ def write_vocabulary(
     vocabulary: DraftVocabulary, path: Path, *, metadata: Mapping[str, object]
 ) -> None:
     """Writes d2t and t2d with metadata (each value as JSON); the file appears when complete."""
-    from safetensors.torch import save_file
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    save_file(
-        {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d},
-        part,
+    # safetensors' own writer puts the names of metadata in a random order.
+    write_tensors(
+        path,
+        {"d2t": [vocabulary.d2t], "t2d": [vocabulary.t2d]},
         {name: json.dumps(value) for name, value in metadata.items()},
     )
-    part.chmod(0o644)
-    part.replace(path)
 
 
 def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabulary:

@@ -79,6 +79,15 @@ def test_written_and_read(tmp_path: Path) -> None:
         told = {name: json.loads(value) for name, value in file.metadata().items()}
     assert told == {"coverage": {"train": 0.5}, "verifier": "tiny"}
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    bits = path.read_bytes()
+    names = {f"name {n}": n for n in range(20)}
+    write_vocabulary(made, path, metadata=names)
+    many = path.read_bytes()
+    for _ in range(3):  # of twenty names, chance does not write the same order each time
+        write_vocabulary(made, path, metadata=names)
+        assert path.read_bytes() == many
+    write_vocabulary(made, path, metadata={"coverage": {"train": 0.5}, "verifier": "tiny"})
+    assert path.read_bytes() == bits
     with pytest.raises(HarnessError, match="of another verifier"):
         read_vocabulary(path, vocab_size=10)
     write_vocabulary(DraftVocabulary(made.d2t + 1, made.t2d), path, metadata={})

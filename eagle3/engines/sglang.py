@@ -145,6 +145,8 @@ def _launch(
 ) -> Launch:
     variables = dict(environ)
     common: list[object] = ["--model-path", spec.source, "--dtype", dtype]
+    if spec.trust_remote_code:
+        common.append("--trust-remote-code")
     if longest + MARGIN > spec.max_position_embeddings:
         common += ["--context-length", longest + MARGIN]
         variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
