@@ -76,7 +76,7 @@ def serving_engine(
 
         engine = VllmServing(
             settings=settings.server,
-            verifier=subject.spec.source,
+            spec=subject.spec,
             dtype=dtype,
             k=settings.k,
             max_length=max_length,

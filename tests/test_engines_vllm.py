@@ -86,10 +86,10 @@ def test_layer_ids_are_inputs_and_the_last_is_the_final_state() -> None:
     assert captured_ids([2, 30, 60], 61) == [3, 31, 61]  # the last layer's output is the final
 
 
-def test_without_vllm_the_way_to_it_is_named(tmp_path: Path) -> None:
+def test_without_vllm_the_way_to_it_is_named(tiny_verifier: Path, tmp_path: Path) -> None:
     settings = ServerSettings(environment=str(tmp_path))
     with pytest.raises(HarnessError, match="not installed") as caught:
-        launch(settings, "model", dtype="float32", log=tmp_path / "log")
+        launch(settings, VerifierSpec.open(tiny_verifier), dtype="float32", log=tmp_path / "log")
     assert "make engines" in str(caught.value)
 
 
@@ -133,9 +133,7 @@ def test_states_are_those_of_transformers(
 
 
 def serving(spec: VerifierSpec, server: ServerSettings, logs: Path) -> VllmServing:
-    return VllmServing(
-        settings=server, verifier=spec.source, dtype="float32", k=3, max_length=128, logs=logs
-    )
+    return VllmServing(settings=server, spec=spec, dtype="float32", k=3, max_length=128, logs=logs)
 
 
 def count_alike(served: Answer, local: Decoded) -> None:

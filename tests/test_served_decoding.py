@@ -18,6 +18,7 @@ from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.real_decoding import Prompt
 from eagle3.served_decoding import decode_served, served_counts, served_speed, serving_engine
+from eagle3.verifier import VerifierSpec
 from tests.test_checkpoint import saved
 
 PROMPTS = [Prompt("a", [1, 2]), Prompt("b", [3])]
@@ -107,7 +108,7 @@ def test_the_local_engine_needs_no_server(tmp_path: Path) -> None:
     [(None, "other layers"), ([0, 2, 3], "other layers"), ([4, 1, 3], "another order")],
 )
 def test_drafters_that_vllm_would_misread(
-    tmp_path: Path, told: list[int] | None, message: str
+    tiny_verifier: Path, tmp_path: Path, told: list[int] | None, message: str
 ) -> None:
     path = saved(tmp_path / "drafter") / "config.json"
     values = json.loads(path.read_text())
@@ -117,8 +118,8 @@ def test_drafters_that_vllm_would_misread(
         values["aux_layers"] = [layer - 1 for layer in told or []]
     path.write_text(json.dumps(values))
     engine = VllmServing(
-        settings=ServerSettings(urls=["http://127.0.0.1:1"] * 2), verifier="x",
-        dtype="float32", k=3, max_length=10, logs=tmp_path,
+        settings=ServerSettings(urls=["http://127.0.0.1:1"] * 2),
+        spec=VerifierSpec.open(tiny_verifier), dtype="float32", k=3, max_length=10, logs=tmp_path,
     )  # fmt: skip
     with pytest.raises(HarnessError, match=message):
         engine.check(path.parent)

