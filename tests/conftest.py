@@ -21,6 +21,7 @@ import pytest
 from tests.tiny import make_tiny_verifier
 
 if TYPE_CHECKING:
+    from eagle3.verifier import VerifierSpec
     from tests.faulty import Lab
 
 
@@ -51,6 +52,17 @@ def tiny_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_verifier_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an lm_head of its own. Shared: don't write into it."""
     return make_tiny_verifier(tmp_path_factory.mktemp("verifier") / "untied", tied=False, seed=1)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
+    """One more in float32, in which another engine's states and answers are transformers' own.
+    Shared: don't write into it."""
+    from eagle3.verifier import VerifierSpec
+
+    folder = tmp_path_factory.mktemp("verifier") / "float32"
+    make_tiny_verifier(folder, tied=False, num_hidden_layers=6, dtype="float32")
+    return VerifierSpec.open(folder)
 
 
 @pytest.fixture(scope="session")

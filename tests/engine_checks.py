@@ -25,7 +25,14 @@ from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_model
 from eagle3.vocab import DraftVocabulary
 
+Engine = Literal["sglang", "vllm"]
 PROMPTS = [[1, 40, 77, 200, 12, 9], [5, 6, 7], list(range(20, 60))]
+
+
+def installed(engine: Engine, *, start_seconds: float = 600.0) -> ServerSettings:
+    """The engine that `make engines` installs, to be started."""
+    environment = Path(__file__).parent.parent / f".venv-{engine}"
+    return ServerSettings(environment=str(environment), start_seconds=start_seconds)
 
 
 def head_of(spec: VerifierSpec, folder: Path) -> VerifierHead:
@@ -50,11 +57,10 @@ def decode_locally(
 
 
 def serve_a_random_drafter(
-    engine: Literal["sglang", "vllm"],
+    engine: Engine,
     version: str,
     spec: VerifierSpec,
     aux_layers: tuple[int, ...],
-    settings: ServerSettings,
     folder: Path,
 ) -> list[tuple[Answer, Decoded]]:
     """Serves it through what evaluation calls (plain server, speculative server, local engine), and
@@ -66,7 +72,7 @@ def serve_a_random_drafter(
     save_drafter(folder / "drafter", drafter, head.config, torch.float32)
     subject = Subject(spec, head, folder / "drafter", "cpu")
     evaluation = EvaluateSettings(
-        engine=engine, engine_dtype="float32", decode_tokens=40, server=settings
+        engine=engine, engine_dtype="float32", decode_tokens=40, server=installed(engine)
     )
     prompts = [Prompt(f"p{number}", ids) for number, ids in enumerate(PROMPTS)]
     serving = serving_engine(subject, prompts, evaluation, folder / "logs")

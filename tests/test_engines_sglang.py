@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from eagle3.checkpoint import save_drafter
-from eagle3.engines.server import ServerSettings
 from eagle3.engines.sglang import check_drafter
 from eagle3.engines.sglang_decoding import SGLangServing, counted
 from eagle3.errors import HarnessError
@@ -21,38 +20,22 @@ from tests.engine_checks import (
     PROMPTS,
     decode_locally,
     head_of,
+    installed,
     serve_a_random_drafter,
 )
 from tests.one_hot import AUX, chain, make_drafter, write_verifier
-from tests.tiny import make_tiny_verifier
-
-
-@pytest.fixture(scope="module")
-def settings(project_root: Path) -> ServerSettings:
-    return ServerSettings(environment=str(project_root / ".venv-sglang"), start_seconds=600)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
-    folder = tmp_path_factory.mktemp("llama")
-    make_tiny_verifier(folder, tied=False, num_hidden_layers=6, dtype="float32")
-    return VerifierSpec.open(folder)
 
 
 @pytest.mark.slow
-def test_a_random_drafter_changes_nothing(
-    llama: VerifierSpec, settings: ServerSettings, tmp_path: Path
-) -> None:
-    answers = serve_a_random_drafter("sglang", "0.5.23", llama, (0, 2, 4), settings, tmp_path)
+def test_a_random_drafter_changes_nothing(llama: VerifierSpec, tmp_path: Path) -> None:
+    answers = serve_a_random_drafter("sglang", "0.5.23", llama, (0, 2, 4), tmp_path)
     for served, local in answers:
         assert (served.verify_steps, served.accepted) == (local.verify_steps, local.accepted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [(), (11,)])
-def test_a_drafter_whose_every_draft_is_known(
-    missing: tuple[int, ...], settings: ServerSettings, tmp_path: Path
-) -> None:
+def test_a_drafter_whose_every_draft_is_known(missing: tuple[int, ...], tmp_path: Path) -> None:
     """Always right; and without a token that comes up: drafts end before it."""
     spec = VerifierSpec.open(write_verifier(tmp_path / "verifier"))
     head = head_of(spec, tmp_path)
@@ -62,7 +45,7 @@ def test_a_drafter_whose_every_draft_is_known(
     drafter = make_drafter([token for token in range(8, 28) if token not in missing], aux)
     save_drafter(tmp_path / "drafter", drafter, head.config, torch.float32)
     serving = SGLangServing(
-        settings=settings, spec=spec, dtype="float32", device="cpu", k=3, max_length=128,
+        settings=installed("sglang"), spec=spec, dtype="float32", device="cpu", k=3, max_length=128,
         logs=tmp_path,
     )  # fmt: skip
     serving.check(tmp_path / "drafter")

@@ -22,12 +22,14 @@ from tests.engine_checks import (
     PROMPTS,
     decode_locally,
     head_of,
+    installed,
     serve_a_random_drafter,
 )
 from tests.one_hot import chain, make_drafter, write_verifier
 from tests.states_checks import relative_error
 from tests.tiny import make_tiny_tokenizer, make_tiny_verifier
 
+VLLM = installed("vllm")
 SERVED = (0, 2, 3)
 ASKED = [3, 0, 4]  # the last layer among them, and not in ascending order
 METRICS = """\
@@ -45,12 +47,7 @@ vllm:generation_tokens_total{engine="1",model_name="v"} 2.0
 
 
 @pytest.fixture(scope="module")
-def server(project_root: Path) -> ServerSettings:
-    return ServerSettings(environment=str(project_root / ".venv-vllm"), start_seconds=600)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
+def wide_llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
     # vLLM's attention on CPUs wants heads of 32 or more.
     folder = tmp_path_factory.mktemp("llama")
     make_tiny_verifier(folder, tied=False, hidden_size=256, dtype="float32")
@@ -94,9 +91,9 @@ def test_without_vllm_the_way_to_it_is_named(tiny_verifier: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["wide_llama", "qwen3"])
 def test_states_are_those_of_transformers(
-    kind: str, server: ServerSettings, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     spec: VerifierSpec = request.getfixturevalue(kind)
     draw = torch.Generator().manual_seed(1)
@@ -106,7 +103,7 @@ def test_states_are_those_of_transformers(
     ]
     # A batch of 24 tokens cuts most documents: chunked prefill must lose no row.
     with vllm_engine(
-        server, spec, ASKED, dtype="float32", device="cpu", batch_tokens=24, longest=70,
+        VLLM, spec, ASKED, dtype="float32", device="cpu", batch_tokens=24, longest=70,
         work=tmp_path,
     ) as engine:  # fmt: skip
         assert engine.identity.final_hidden == "pre_norm"
@@ -132,8 +129,8 @@ def test_states_are_those_of_transformers(
     assert relative_error(again.final_TH, found[0].final_TH) < 1e-4
 
 
-def serving(spec: VerifierSpec, server: ServerSettings, logs: Path) -> VllmServing:
-    return VllmServing(settings=server, spec=spec, dtype="float32", k=3, max_length=128, logs=logs)
+def serving(spec: VerifierSpec, logs: Path) -> VllmServing:
+    return VllmServing(settings=VLLM, spec=spec, dtype="float32", k=3, max_length=128, logs=logs)
 
 
 def count_alike(served: Answer, local: Decoded) -> None:
@@ -145,25 +142,21 @@ def count_alike(served: Answer, local: Decoded) -> None:
 
 
 @pytest.mark.slow
-def test_a_random_drafter_changes_nothing(
-    llama: VerifierSpec, server: ServerSettings, tmp_path: Path
-) -> None:
-    for served, local in serve_a_random_drafter("vllm", "0.32.0", llama, SERVED, server, tmp_path):
+def test_a_random_drafter_changes_nothing(wide_llama: VerifierSpec, tmp_path: Path) -> None:
+    for served, local in serve_a_random_drafter("vllm", "0.32.0", wide_llama, SERVED, tmp_path):
         count_alike(served, local)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["eagle", "speculators"])
-def test_a_drafter_whose_every_draft_is_known(
-    layout: DrafterFormat, server: ServerSettings, tmp_path: Path
-) -> None:
+def test_a_drafter_whose_every_draft_is_known(layout: DrafterFormat, tmp_path: Path) -> None:
     """Every layout once, one of them without a token that comes up: drafts end before it."""
     spec = VerifierSpec.open(write_verifier(tmp_path / "verifier"))
     head = head_of(spec, tmp_path)
     missing = (11,) if layout == "eagle" else ()
     drafter = make_drafter([token for token in range(8, 28) if token not in missing])
     save_drafter(tmp_path / "drafter", drafter, head.config, torch.float32, layout)
-    with serving(spec, server, tmp_path).serve(tmp_path / "drafter") as decoder:
+    with serving(spec, tmp_path).serve(tmp_path / "drafter") as decoder:
         served = [decoder.decode(prompt, 41) for prompt in PROMPTS]
     local = decode_locally(spec, head, tmp_path / "drafter", 41)
     for prompt, answer, expected in zip(PROMPTS, served, local, strict=True):

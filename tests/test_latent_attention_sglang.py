@@ -25,24 +25,14 @@ from eagle3.extraction.transformers import TransformersEngine
 from eagle3.layer_ids import from_sglang
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import decoder_of, load_model
+from tests.engine_checks import installed
 from tests.fake_server import TELLS, launch
 from tests.families import make_family
 from tests.states_checks import compare, documents, meta_of, relative_error, responses
-from tests.tiny import make_tiny_tokenizer, make_tiny_verifier
+from tests.tiny import make_tiny_tokenizer
 
+SGLANG = installed("sglang")
 meta = partial(meta_of, engine="sglang", version="0.5.23")
-
-
-@pytest.fixture(scope="module")
-def settings(project_root: Path) -> ServerSettings:
-    return ServerSettings(environment=str(project_root / ".venv-sglang"), start_seconds=600)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
-    folder = tmp_path_factory.mktemp("llama")
-    make_tiny_verifier(folder)
-    return VerifierSpec.open(folder)
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +71,13 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
 
 
 @pytest.mark.slow
-def test_states_of_latent_attention_and_experts(
-    deepseek: VerifierSpec, settings: ServerSettings, tmp_path: Path
-) -> None:
+def test_states_of_latent_attention_and_experts(deepseek: VerifierSpec, tmp_path: Path) -> None:
     """SGLang's code for DeepSeek and Kimi, layers asked for by their raw ids, in an order of our
     own."""
     layers = [3, 0, 2]
     extraction = ExtractSettings(backend="sglang", dtype="float32", batch_tokens=64)
     with sglang_engine(
-        settings, deepseek, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
+        SGLANG, deepseek, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
         work=tmp_path,
     ) as engine:  # fmt: skip
         check_capture(engine.servers[0], deepseek, layers)
@@ -103,7 +91,7 @@ def test_states_of_latent_attention_and_experts(
 
 
 @pytest.mark.slow
-def test_states_of_a_nested_kimi(settings: ServerSettings, tmp_path: Path) -> None:
+def test_states_of_a_nested_kimi(tmp_path: Path) -> None:
     """Kimi-K2.5's whole structure, vision tower and nested configuration included. The published
     folder brings code of its own for images, which SGLang asks for at its start unless the
     configuration says that there is text only."""
@@ -113,7 +101,7 @@ def test_states_of_a_nested_kimi(settings: ServerSettings, tmp_path: Path) -> No
     layers = [3, 1, 2]
     told = documents(spec.vocab_size)
     with sglang_engine(
-        settings.model_copy(update={"arguments": text_only}), spec, layers, dtype="float32",
+        SGLANG.model_copy(update={"arguments": text_only}), spec, layers, dtype="float32",
         device="cpu", batch_tokens=64, longest=120, work=tmp_path,
     ) as engine:  # fmt: skip
         found = engine.extract(told)
@@ -130,10 +118,10 @@ def test_states_of_a_nested_kimi(settings: ServerSettings, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_attention_that_misreads_the_latent_cache_is_refused(
-    deepseek: VerifierSpec, settings: ServerSettings, tmp_path: Path
+    deepseek: VerifierSpec, tmp_path: Path
 ) -> None:
     """As the server itself tells it, whoever chose it."""
-    chosen = settings.model_copy(
+    chosen = SGLANG.model_copy(
         update={"arguments": ["--prefill-attention-backend", "torch_native"]}
     )
     refused = pytest.raises(HarnessError, match=r"latent cache[\s\S]*'prefill': 'torch_native'")

@@ -20,8 +20,8 @@ from eagle3.extraction.sglang import sglang_engine
 from eagle3.layer_ids import sglang_capture_ids
 from eagle3.responses import Response
 from eagle3.verifier import VerifierSpec
+from tests.engine_checks import installed
 from tests.states_checks import compare, meta_of
-from tests.tiny import make_tiny_verifier
 
 LAYERS = [3, 0, 2]
 COUNT = 160
@@ -41,15 +41,12 @@ def answers(spec: VerifierSpec) -> list[Response]:
 
 
 @pytest.mark.slow
-def test_a_server_dies_behind_the_router(project_root: Path, tmp_path: Path) -> None:
+def test_a_server_dies_behind_the_router(llama: VerifierSpec, tmp_path: Path) -> None:
     """No sample is lost or doubled, and every state is transformers'."""
-    make_tiny_verifier(tmp_path / "verifier", tied=False, num_hidden_layers=6, dtype="float32")
-    spec = VerifierSpec.open(tmp_path / "verifier")
+    spec = llama
     states = tmp_path / "left-by-servers"
     states.mkdir()
-    python = sglang_python(
-        ServerSettings(environment=str(project_root / ".venv-sglang")), device="cpu"
-    )
+    python = sglang_python(installed("sglang"), device="cpu")
 
     def captures(number: int) -> Launch:
         return states_launch(

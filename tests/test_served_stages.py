@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.contract import ParitySettings, check_splits, open_engine
 from eagle3.dataset import StatesDataset
-from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import ExtractSettings
 from eagle3.extraction.run import extract
@@ -31,11 +29,11 @@ from eagle3.responses import Response, read_splits
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
 from stages.params import dump_yaml
+from tests.engine_checks import Engine, installed
 from tests.fake_server import ended
 from tests.states_checks import meta_of
 from tests.tiny import make_tiny_verifier
 
-Engine = Literal["sglang", "vllm"]
 ENGINES: list[Engine] = ["sglang", "vllm"]
 AUX = [0, 2, 4]
 TRAIN, DEV = 120, 4
@@ -90,7 +88,7 @@ class Stage:
     def __init__(
         self, root: Path, engine: Engine, spec: VerifierSpec, answers: Path, code: Path
     ) -> None:
-        server = {"environment": str(code / f".venv-{engine}"), "start_seconds": SECONDS}
+        server = installed(engine, start_seconds=SECONDS).model_dump()
         params = {
             "run": {"threads": 1, "seed": 0, "device": "cpu"},
             "extract": {
@@ -181,7 +179,7 @@ def test_extraction_is_killed_on_either_side(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_parity_with_the_engine_that_serves(
-    engine: Engine, spec: VerifierSpec, answers: Path, tmp_path: Path, project_root: Path
+    engine: Engine, spec: VerifierSpec, answers: Path, tmp_path: Path
 ) -> None:
     """States of transformers in bfloat16: the right ones pass, others are named, over a server."""
     responses = read_splits(answers, vocab_size=spec.vocab_size)["dev"]
@@ -189,9 +187,7 @@ def test_parity_with_the_engine_that_serves(
         states_by_transformers(spec, responses, tmp_path / name, layers, "bfloat16")
     write_head(spec, tmp_path / "head.safetensors")
     head = read_head(tmp_path / "head.safetensors")
-    server = ServerSettings(
-        environment=str(project_root / f".venv-{engine}"), start_seconds=SECONDS
-    )
+    server = installed(engine, start_seconds=SECONDS)
     settings = ParitySettings(engine=engine, server=server, dtype="bfloat16", max_tokens=64)
     with open_engine(engine, spec, settings, "cpu", longest=200) as opened:
         found = check_splits(tmp_path / "right", head, settings, opened)[""]

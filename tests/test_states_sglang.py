@@ -17,35 +17,22 @@ from eagle3.extraction.base import ExtractSettings
 from eagle3.extraction.run import extract
 from eagle3.extraction.sglang import check_capture, sglang_engine
 from eagle3.verifier import VerifierSpec
+from tests.engine_checks import installed
 from tests.states_checks import LENGTHS, compare, meta_of, responses
-from tests.tiny import make_tiny_verifier
 
+SGLANG = installed("sglang")
 meta = partial(meta_of, engine="sglang", version="0.5.23")
 
 
-@pytest.fixture(scope="module")
-def settings(project_root: Path) -> ServerSettings:
-    return ServerSettings(environment=str(project_root / ".venv-sglang"), start_seconds=600)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> VerifierSpec:
-    folder = tmp_path_factory.mktemp("llama")
-    make_tiny_verifier(folder, tied=False, num_hidden_layers=6, dtype="float32")
-    return VerifierSpec.open(folder)
-
-
 @pytest.mark.slow
-def test_states_are_those_of_transformers(
-    llama: VerifierSpec, settings: ServerSettings, tmp_path: Path
-) -> None:
+def test_states_are_those_of_transformers(llama: VerifierSpec, tmp_path: Path) -> None:
     """On every layer that SGLang captures, in an order of our own. The server is killed on the way:
     nothing is lost or doubled."""
     spec = llama
     layers = [3, 0, *range(1, 3), *range(4, spec.num_hidden_layers - 1)]
     extraction = ExtractSettings(backend="sglang", dtype="float32", batch_tokens=64, shard_bytes=1)
     with sglang_engine(
-        settings, spec, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
+        SGLANG, spec, layers, dtype="float32", device="cpu", batch_tokens=64, longest=120,
         work=tmp_path,
     ) as engine:  # fmt: skip
         server = engine.servers[0]
@@ -74,11 +61,11 @@ def test_states_are_those_of_transformers(
 
 
 @pytest.mark.slow
-def test_states_in_bfloat16(llama: VerifierSpec, settings: ServerSettings, tmp_path: Path) -> None:
+def test_states_in_bfloat16(llama: VerifierSpec, tmp_path: Path) -> None:
     layers = [0, 2, 4]
     extraction = ExtractSettings(backend="sglang", dtype="bfloat16", batch_tokens=64)
     with sglang_engine(
-        settings, llama, layers, dtype="bfloat16", device="cpu", batch_tokens=64, longest=120,
+        SGLANG, llama, layers, dtype="bfloat16", device="cpu", batch_tokens=64, longest=120,
         work=tmp_path,
     ) as engine:  # fmt: skip
         extract(
@@ -90,11 +77,9 @@ def test_states_in_bfloat16(llama: VerifierSpec, settings: ServerSettings, tmp_p
 
 
 @pytest.mark.slow
-def test_a_server_that_would_leave_rows_out_is_refused(
-    llama: VerifierSpec, settings: ServerSettings, tmp_path: Path
-) -> None:
+def test_a_server_that_would_leave_rows_out_is_refused(llama: VerifierSpec, tmp_path: Path) -> None:
     """By the client before anything is asked, and by the plugin for a request that gets through."""
-    chunked = settings.model_copy(update={"arguments": ["--chunked-prefill-size", "32"]})
+    chunked = SGLANG.model_copy(update={"arguments": ["--chunked-prefill-size", "32"]})
     with sglang_engine(
         chunked, llama, [0, 2], dtype="float32", device="cpu", batch_tokens=64, longest=120,
         work=tmp_path,
