@@ -171,7 +171,7 @@ def _publish(root: Path, found: dict[str, Any], tracker: Tracker) -> None:
                 where=arm,
                 rule="one finished trial or more",
                 got="none",
-                fix="run the same command again, with lower learning rates in study.space if losses "
+                fix="run the same command again, with lower rates in study.space if losses "
                 "were not finite",
             )
         tracker.log_metrics({f"best_dev_tau_of_all.{arm}": about["best_tau"]}, 0)
