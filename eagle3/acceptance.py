@@ -59,7 +59,13 @@ def read_counts(path: Path) -> list[PromptCounts]:
     for number, values in read_lines(path):
         counts.append(read_settings(PromptCounts, values, where=f"{path}:{number}"))
     if not counts:
-        raise HarnessError("no prompt was counted", where=path)
+        raise HarnessError(
+            "no prompt was counted",
+            where=path,
+            rule="a line for each prompt",
+            got="none",
+            fix="run the evaluate stage again",
+        )
     return counts
 
 

@@ -43,6 +43,8 @@ def encode_conversation(
     messages: Sequence[Message],
     eos_token_ids: Sequence[int],
     tools: Sequence[Any] | None = None,
+    *,
+    where: str = "conversation",
 ) -> list[Sample]:
     """A conversation with its answers as samples: what each answer was given when it was served.
 
@@ -57,6 +59,7 @@ def encode_conversation(
         messages: OpenAI form; whatever the template reads besides `role` and `content`
             (`tool_calls`, `reasoning_content`) is handed to it.
         tools: as the template takes them.
+        where: what errors call the conversation.
 
     Returns:
         One sample, or more for a template that rewrites, in the order of their last turns.
@@ -69,8 +72,11 @@ def encode_conversation(
     if not messages or messages[-1]["role"] != "assistant":
         raise HarnessError(
             "a conversation does not end with an answer",
+            where=where,
             rule="the last message has role assistant",
             got=messages[-1]["role"] if messages else "no messages",
+            fix="take out what follows its last answer, or let the verifier answer "
+            "(regenerate.keep_given: false)",
         )
     samples: list[Sample] = []
     for turn, message in enumerate(messages):
@@ -78,8 +84,9 @@ def encode_conversation(
             continue
         prompt = encode_prompt(tokenizer, messages[:turn], tools)
         whole = _encode(tokenizer, messages[: turn + 1], tools, generation_prompt=False)
-        end = _answer_end(tokenizer, prompt, whole, eos_token_ids, turn)
-        _check_thought(tokenizer, message, whole[len(prompt) : end], turn)
+        place = f"{where}, message {turn}"
+        end = _answer_end(tokenizer, prompt, whole, eos_token_ids, place)
+        _check_thought(tokenizer, message, whole[len(prompt) : end], place)
         run = (len(prompt), end)
         if samples and prompt[: len(samples[-1].token_ids)] == samples[-1].token_ids:
             samples[-1] = Sample(whole[:end], [*samples[-1].runs, run])
@@ -93,7 +100,7 @@ def _answer_end(
     prompt: Sequence[int],
     whole: Sequence[int],
     eos_token_ids: Sequence[int],
-    turn: int,
+    where: str,
 ) -> int:
     """Index after an answer's end-of-sequence token."""
     if whole[: len(prompt)] != prompt:
@@ -103,7 +110,7 @@ def _answer_end(
         )
         raise HarnessError(
             "the chat template does not put an answer where generation would begin",
-            where=f"message {turn}, token {same}",
+            where=f"{where}, token {same}",
             rule=f"rendering with the answer begins as the prompt does, here with "
             f"{tokenizer.decode(prompt[same:])!r}",
             got=repr(tokenizer.decode(whole[same : same + 16])),
@@ -113,7 +120,7 @@ def _answer_end(
     if not stops:
         raise HarnessError(
             "the chat template ends an answer without a token that ends generation",
-            where=f"message {turn}",
+            where=where,
             rule=f"one of {tokenizer.convert_ids_to_tokens(list(eos_token_ids))}",
             got=repr(tokenizer.decode(whole[-4:])),
             fix="name the template's end-of-turn token in eos_token_id of generation_config.json",
@@ -121,14 +128,14 @@ def _answer_end(
     return stops[0] + 1
 
 
-def _check_thought(tokenizer: Any, message: Message, answer: Sequence[int], turn: int) -> None:
+def _check_thought(tokenizer: Any, message: Message, answer: Sequence[int], where: str) -> None:
     """Refuses a template that drops the thought of the very answer that is supervised."""
     inline = THOUGHT.search(message.get("content") or "")
     thought = message.get("reasoning_content") or (inline[1] if inline else "")
     if thought.strip() and thought.strip() not in tokenizer.decode(answer):
         raise HarnessError(
             "the chat template drops an answer's own thought, which a served verifier writes",
-            where=f"message {turn}",
+            where=where,
             rule=f"the rendering of the last turn holds {thought.strip()[:60]!r}",
             got=repr(tokenizer.decode(answer)[:60]),
             fix="regenerate the answers instead of using the given ones",
@@ -156,7 +163,9 @@ def user_opening(tokenizer: Any, system: str | None) -> tuple[str, str]:
     if not found:
         raise HarnessError(
             "the chat template changes a user's text",
+            where="the tokenizer's chat template",
             rule="the user's message stands in the rendering as it is",
+            got=repr(text[:80]),
             fix="give prompts in a file instead of having the verifier write them",
         )
     return before, after

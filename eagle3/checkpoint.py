@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3.draft_map import read_map
 from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import eagle_config, read_eagle_config
@@ -28,6 +29,7 @@ from eagle3.workspace import write_json
 log = logging.getLogger(__name__)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 DrafterFormat = Literal["eagle", "speculators"]
+WHOLE = "copy or train the drafter again, whole"
 DRAFTS = 3  # a step, where an engine is told nothing else
 
 
@@ -92,9 +94,8 @@ def read_checkpoint(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """
     _complete(folder)
     config_path, weights_path = folder / CONFIG, folder / WEIGHTS
-    fix = "copy or train the drafter again"
-    config = read_eagle_config(read_object(config_path, fix=fix), where=str(config_path))
-    with open_tensors(weights_path, fix=fix) as file:
+    config = read_eagle_config(read_object(config_path, fix=WHOLE), where=str(config_path))
+    with open_tensors(weights_path, fix=WHOLE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return config, tensors
 
@@ -114,10 +115,11 @@ def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafte
     """Opens a checkpoint, in EAGLE's layout or speculators', for a verifier.
 
     Raises:
-        HarnessError: as `read_checkpoint`; or the drafter does not fit the verifier.
+        HarnessError: as `read_checkpoint`; the drafter does not fit the verifier; or its draft
+            vocabulary contradicts itself.
     """
     _complete(folder)
-    if SPECULATORS in read_object(folder / CONFIG, fix="copy or train the drafter again"):
+    if SPECULATORS in read_object(folder / CONFIG, fix=WHOLE):
         published = read_published(folder, head)
         config, tensors = published.config, published.tensors
         for note in published.notes:
@@ -127,7 +129,21 @@ def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafte
     fits_verifier(config, head.config, where=folder)
     drafter = Drafter(config, embedding(head, dtype))
     fill(drafter, tensors, where=folder)
+    _settle_map(drafter, where=folder)
     return drafter.to(dtype)
+
+
+def _settle_map(drafter: Drafter, *, where: Path) -> None:
+    """Makes d2t offsets, where token ids were stored.
+
+    Raises:
+        HarnessError: d2t goes beyond the vocabulary, names a token twice, or differs from t2d.
+    """
+    size = drafter.config.vocab_size
+    offsets, were_ids = read_map(drafter.d2t, drafter.t2d, size, where=f"{where}: d2t")
+    if were_ids:
+        log.info("%s: d2t holds token ids, not offsets: turned into offsets", where)
+        drafter.d2t.copy_(offsets)
 
 
 def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: Path) -> None:
@@ -146,6 +162,7 @@ def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: Path) -
                 where=where,
                 rule=f"{verifier.verifier}: {theirs}",
                 got=mine,
+                fix="a drafter for this verifier, or the verifier of this drafter",
             )
     if min(config.aux_layers) < 0 or max(config.aux_layers) >= verifier.num_hidden_layers:
         raise HarnessError(
@@ -153,6 +170,7 @@ def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: Path) -
             where=where,
             rule=f"{verifier.verifier} has layers 0 to {verifier.num_hidden_layers - 1}",
             got=list(config.aux_layers),
+            fix="a drafter for this verifier, or the right aux_layers in its config.json",
         )
 
 
@@ -170,6 +188,7 @@ def fill(drafter: Drafter, tensors: dict[str, Tensor], *, where: Path) -> None:
             where=where,
             rule=f"missing: {', '.join(missing) or 'none'}",
             got=f"unknown: {', '.join(unknown) or 'none'}",
+            fix=WHOLE,
         )
     for name, value in tensors.items():
         if value.shape != state[name].shape:
@@ -178,5 +197,6 @@ def fill(drafter: Drafter, tensors: dict[str, Tensor], *, where: Path) -> None:
                 where=where,
                 rule=list(state[name].shape),
                 got=list(value.shape),
+                fix=WHOLE,
             )
         state[name].copy_(value)

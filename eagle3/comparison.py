@@ -217,6 +217,7 @@ def _check(runs: Mapping[str, Runs], arms: Sequence[str]) -> None:
                 where="compare.arms",
                 rule=f"one of {', '.join(runs)}",
                 got=name,
+                fix="evaluate this arm, or take it out of compare.arms",
             )
     wanted = [item.id for item in sorted(runs[arms[0]][0], key=lambda item: item.id)]
     for name, seeds in runs.items():
@@ -237,4 +238,5 @@ def _check(runs: Mapping[str, Runs], arms: Sequence[str]) -> None:
                 where=f"{arms[0]} and {name}",
                 rule=len(runs[arms[0]]),
                 got=len(seeds),
+                fix="train and evaluate each arm with the same seeds",
             )

@@ -227,7 +227,8 @@ def norm_evidence(
     final_NH, ids_N3 = torch.cat(finals).float(), torch.cat(nexts)
     if not len(ids_N3):
         raise HarnessError(
-            "no supervised token in the first samples", rule="a loss mask with ones",
+            "no supervised token in the first samples", where="loss masks of the samples",
+            rule="a loss mask with ones",
             got=f"none that can be predicted in {len(samples)} samples",
             fix="prepare the data again: no answer is marked",
         )  # fmt: skip

@@ -180,6 +180,7 @@ class StatesDataset(Sequence[Document]):
             raise HarnessError(
                 "states of a layer that the verifier does not have", where=self.folder,
                 rule=f"below {verifier.num_hidden_layers}", got=self.meta.aux_layers,
+                fix="extract states with this verifier",
             )  # fmt: skip
 
     def __len__(self) -> int:

@@ -44,6 +44,7 @@ class CachedVerifier:
         if not kinds <= {"full_attention", "sliding_attention", "chunked_attention"}:
             raise HarnessError(
                 "the verifier's cache cannot be cropped",
+                where="layer_types of the verifier's config.json",
                 rule="attention in every layer",
                 got=", ".join(sorted(kinds)),
                 fix="evaluate with a serving engine instead of the local one",
@@ -51,8 +52,10 @@ class CachedVerifier:
         if max(aux_layers) >= self._num_layers:
             raise HarnessError(
                 "aux states of a layer that the verifier does not have",
+                where="aux_layers of the drafter",
                 rule=f"below {self._num_layers}",
                 got=list(aux_layers),
+                fix="a drafter for this verifier, or the verifier of this drafter",
             )
         plain = kinds <= {"full_attention", "sliding_attention"}
         softcap = getattr(config, "attn_logit_softcapping", None)

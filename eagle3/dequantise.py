@@ -22,6 +22,8 @@ from eagle3.errors import HarnessError
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DEFAULT_BLOCK = (128, 128)  # DeepSeek-V3's, where a configuration says nothing
 WORD_BITS = 32
+WHOLE = "download or save the checkpoint again, whole"
+UNQUANTISED = "take the checkpoint before it was quantised for embed, norm and lm_head"
 
 
 def dequantise(
@@ -49,19 +51,22 @@ def dequantise(
             raise HarnessError(
                 "a weight is stored in fp8 without its scale", where=f"{where}: {name}",
                 rule=f"{name}_scale_inv or {name}_scale beside it", got=str(weight.dtype),
+                fix=WHOLE,
             )  # fmt: skip
-        return scaled_fp8(weight, scale, _block(settings)).to(torch.bfloat16)
+        return scaled_fp8(weight, scale, _block(settings), where=f"{where}: {name}").to(
+            torch.bfloat16
+        )
     if not weight.is_floating_point() or scale is not None:
         raise HarnessError(
             "a weight is quantised in a way that is not understood here", where=f"{where}: {name}",
             rule="plain floats, compressed-tensors pack-quantized, or fp8 with scales",
             got=f"{weight.dtype}, parts {', '.join(sorted(parts))}",
-            fix="take the checkpoint before it was quantised for embed, norm and lm_head",
+            fix=UNQUANTISED,
         )  # fmt: skip
     return weight
 
 
-def scaled_fp8(weight_OI: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+def scaled_fp8(weight_OI: Tensor, scale: Tensor, block: Sequence[int], *, where: object) -> Tensor:
     """fp8 times its scale, float32 [O, I].
 
     Args:
@@ -77,8 +82,10 @@ def scaled_fp8(weight_OI: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor
     if tuple(scale.shape) != blocks:
         raise HarnessError(
             "the scales of an fp8 weight do not fit it",
+            where=where,
             rule=f"[{blocks[0]}, {blocks[1]}], a scale for {block[0]} x {block[1]} weights",
             got=list(scale.shape),
+            fix="correct weight_block_size in its quantization_config, or download it again, whole",
         )
     scale = scale.repeat_interleave(block[0], 0)[:rows]
     return wide * scale.repeat_interleave(block[1], 1)[:, :columns]
@@ -105,6 +112,7 @@ def _unpacked(
             "a weight is packed in a way that is not understood here", where=f"{where}: {name}",
             rule="symmetric integers of 4 or 8 bits, groups of neighbours",
             got=f"{bits} bits, further parts: {', '.join(unknown) or 'none'}",
+            fix=UNQUANTISED,
         )  # fmt: skip
     if "weight_shape" in parts:
         rows, columns = parts["weight_shape"].tolist()
@@ -116,6 +124,7 @@ def _unpacked(
             "the parts of a packed weight do not fit each other", where=f"{where}: {name}",
             rule=f"words [{rows}, {words}] of {bits} bits each and scales [{rows}, groups]",
             got=f"{list(packed_OP.shape)} and {list(scale_OG.shape)}",
+            fix=WHOLE,
         )  # fmt: skip
     group = math.ceil(columns / scale_OG.shape[1])
     scale_OI = scale_OG.repeat_interleave(group, 1)[:, :columns]

@@ -272,12 +272,14 @@ def _scaled_frequencies(config: DrafterConfig, kind: str) -> Tensor:
 
     from eagle3.errors import HarnessError
 
+    plain = "give the drafter plain RoPE (rope_scaling: null), as published drafters have"
     if kind not in ROPE_INIT_FUNCTIONS:
         raise HarnessError(
             "unknown RoPE scaling",
             where="drafter config, rope_scaling",
             rule=f"one of {', '.join(sorted(ROPE_INIT_FUNCTIONS))}",
             got=kind,
+            fix=plain,
         )
     llama = LlamaConfig(
         hidden_size=config.hidden_size,
@@ -291,8 +293,9 @@ def _scaled_frequencies(config: DrafterConfig, kind: str) -> Tensor:
         raise HarnessError(
             "this RoPE scaling also scales attention, which the drafter does not do",
             where="drafter config, rope_scaling",
+            rule="a scaling of positions alone",
             got=config.rope_scaling,
-            fix="give the drafter plain RoPE (rope_scaling: null), as published drafters have",
+            fix=plain,
         )
     return frequencies.float()
 

@@ -60,6 +60,7 @@ def first_difference(
             where=f"prompt {name}",
             rule="both stop at the same EOS or limit",
             got=f"{len(plain_ids)} and {len(speculative_ids)} tokens",
+            fix="a fault of the decoder: report it",
         )
     logits_V = logits_after([*prompt_ids, *plain_ids[:at]])
     worse = min(float(logits_V[plain_ids[at]]), float(logits_V[speculative_ids[at]]))

@@ -72,7 +72,13 @@ def export(
         if not torch.equal(
             value, stored.to(ENGINE_DTYPE).to(value.dtype) if stored.is_floating_point() else stored
         ):
-            raise HarnessError("an exported tensor came back changed", where=f"{out}: {name}")
+            raise HarnessError(
+                "an exported tensor came back changed",
+                where=f"{out}: {name}",
+                rule="what was written, bit by bit",
+                got=f"{value.dtype} {list(value.shape)} of other values",
+                fix="export again; if it stays so, to another disk",
+            )
     before, after = probe(drafter), probe(back)
     error = float((after - before).abs().max() / before.abs().max())
     if not error <= BF16_TOLERANCE:
@@ -81,6 +87,7 @@ def export(
             where=out,
             rule=f"logits within {BF16_TOLERANCE} of the largest",
             got=f"{error:.4f}",
+            fix="weights that bfloat16 does not hold: train again with a lower learning rate",
         )
     return error
 

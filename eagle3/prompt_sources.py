@@ -57,10 +57,20 @@ class HeldOutPrompts(Settings):
                 prompts.append(self._prompt(record))
             except ValueError as error:
                 raise HarnessError(
-                    "a line is not a test prompt", where=f"{path}:{number}", rule=error
+                    "a line is not a test prompt",
+                    where=f"{path}:{number}",
+                    rule=error,
+                    got=f"{record!r:.80}",
+                    fix="correct the line, or key and form of the benchmark",
                 ) from None
         if not prompts:
-            raise HarnessError("a file has no prompts", where=path, rule="one JSON object a line")
+            raise HarnessError(
+                "a file has no prompts",
+                where=path,
+                rule="one JSON object a line",
+                got="no line",
+                fix="a file with prompts, or another benchmark",
+            )
         return distinct(prompts[: self.limit])
 
     def _prompt(self, record: object) -> Prompt:

@@ -25,6 +25,10 @@ SHAREGPT_ROLES = {
     "assistant": "assistant",
 }
 ROLES = ("system", "user", "assistant", "tool")
+FORMS = (
+    '{"messages": [{"role": ..., "content": ...}]} or '
+    '{"conversations": [{"from": ..., "value": ...}]}'
+)
 # What a turn may hold besides role and content, for the chat template to read.
 TURN_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
@@ -145,12 +149,18 @@ def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:
             raise HarnessError(
                 "a line is not a prompt",
                 where=f"{path}:{number}",
-                rule='{"messages": [{"role": ..., "content": ...}]} or '
-                '{"conversations": [{"from": ..., "value": ...}]}',
+                rule=FORMS,
                 got=error,
+                fix="correct the line, or take it out",
             ) from None
     if not prompts:
-        raise HarnessError("a file has no prompts", where=path, rule="one JSON object a line")
+        raise HarnessError(
+            "a file has no prompts",
+            where=path,
+            rule="one JSON object a line",
+            got="no line",
+            fix="a file with prompts",
+        )
     return prompts
 
 
@@ -169,7 +179,11 @@ def read_dataset(name: str, split: str) -> Iterator[Prompt]:
                 yield parse(row, name)
             except ValueError as error:
                 raise HarnessError(
-                    "a row is not a prompt", where=f"{name}, row {number}", got=error
+                    "a row is not a prompt",
+                    where=f"{name}, row {number}",
+                    rule=FORMS,
+                    got=error,
+                    fix="another data set, or a .jsonl of its rows in one of these forms",
                 ) from None
     except HarnessError:
         raise
@@ -179,6 +193,7 @@ def read_dataset(name: str, split: str) -> Iterator[Prompt]:
             where=f"{name}, split {split}",
             rule="a .jsonl file that exists, or the name of a Hugging Face data set",
             got=error,
+            fix="correct prompts.source and prompts.dataset_split, or give a .jsonl of its rows",
         ) from None
 
 

@@ -88,7 +88,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
         HarnessError: no such file, or a line that is not JSON, by number.
     """
     if not path.is_file():
-        raise HarnessError("a file of JSON lines is missing", where=path)
+        raise HarnessError(
+            "a file of JSON lines is missing",
+            where=path,
+            rule="a .jsonl file",
+            got="no such file",
+            fix="correct the path, or run what makes it first",
+        )
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -49,6 +49,7 @@ def spread_prompts(states: Sequence[Document], count: int) -> list[Prompt]:
             where="evaluate.decode_prompts",
             rule=f"at most {len(states)}",
             got=count,
+            fix=f"set evaluate.decode_prompts to {len(states)} or fewer, or test on more prompts",
         )
     sources: dict[str, list[Document]] = {}
     for document in states:

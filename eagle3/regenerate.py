@@ -170,7 +170,12 @@ def _plan(
 ) -> _Job:
     """Renders a split's prompts and checks that all of them fit."""
     if not prompts:
-        raise HarnessError(f"there are no {split} prompts", fix="run the prompts stage")
+        raise HarnessError(
+            f"there are no {split} prompts",
+            where=f"prompts, split {split}",
+            rule="one prompt or more",
+            fix="run the prompts stage",
+        )
     training = split == "train"
     chosen = sorted(prompts, key=lambda prompt: prompt.id)
     if training:
@@ -180,7 +185,11 @@ def _plan(
     for prompt in chosen:
         if training and settings.keep_given and prompt.messages[-1][0] == "assistant":
             samples = encode_conversation(
-                tokenizer, prompt.as_messages(), spec.eos_token_ids, prompt.as_tools()
+                tokenizer,
+                prompt.as_messages(),
+                spec.eos_token_ids,
+                prompt.as_tools(),
+                where=f"prompt {prompt.id}",
             )
             for number, sample in enumerate(samples):
                 # A check of the length only.

@@ -50,7 +50,13 @@ def read_responses(path: Path, *, vocab_size: int, max_length: int | None = None
             there twice; or the file is missing or empty.
     """
     if not path.is_file():
-        raise HarnessError("no responses file", where=path, fix="run the regenerate stage")
+        raise HarnessError(
+            "no responses file",
+            where=path,
+            rule="a .jsonl file",
+            got="no such file",
+            fix="run the regenerate stage",
+        )
     responses: list[Response] = []
     lines: dict[str, int] = {}
     with path.open("rb") as file:
@@ -71,11 +77,18 @@ def read_responses(path: Path, *, vocab_size: int, max_length: int | None = None
                 raise HarnessError(
                     "the same response twice", where=where, got=response.id,
                     rule=f"an id stands once; line {lines[response.id]} has it already",
+                    fix="take one of the two lines out, or generate the responses again",
                 )  # fmt: skip
             lines[response.id] = number
             responses.append(response)
     if not responses:
-        raise HarnessError("the responses file is empty", where=path, fix="regenerate")
+        raise HarnessError(
+            "the responses file is empty",
+            where=path,
+            rule="one JSON object a line",
+            got="no line",
+            fix="regenerate",
+        )
     return responses
 
 
@@ -100,6 +113,7 @@ def _check(response: Response, where: str, vocab_size: int, max_length: int | No
             raise HarnessError(
                 "loss mask does not fit the tokens", where=where, got=response.loss_mask,
                 rule=f"ascending runs [start, end) within {length} tokens",
+                fix="generate the responses again, or correct the line",
             )  # fmt: skip
         last = end
 

@@ -104,6 +104,7 @@ def load_best(folder: Path, step: int) -> dict[str, Tensor]:
         raise HarnessError(
             "the best weights of this training cannot be read",
             where=found,
+            rule="whole, as they were written",
             got=error,
             fix="run the same command again: it goes on from before they were written",
         ) from None

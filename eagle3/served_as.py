@@ -89,6 +89,8 @@ def replayable(documents: Sequence[Document], most: int, *, where: object) -> li
         raise HarnessError(
             "no document can be replayed", where=where,
             rule="a prompt, then one answer: supervised tokens in one run",
+            got=f"none among {len(documents)}",
+            fix="data with one answer a sample, or a test split of it",
         )  # fmt: skip
     picked = torch.linspace(0, len(good) - 1, min(most, len(good))).round().long()
     return [good[i] for i in picked.unique().tolist()]

@@ -87,6 +87,7 @@ def serving_engine(
         raise HarnessError(
             "servers to compare are missing", where="evaluate.server.urls",
             rule="two: one without speculation, one with the drafter", got=settings.server.urls,
+            fix="name both, or leave urls out: the stage starts its own",
         )  # fmt: skip
     engine.check(subject.checkpoint)
     return engine

@@ -86,7 +86,13 @@ class ShardWriter:
         """Writes what is left and `meta.json`: the folder is complete. Returns the filled meta."""
         self._flush()
         if not self._shards:
-            raise HarnessError("no document to write", where=self._folder)
+            raise HarnessError(
+                "no document to write",
+                where=self._folder,
+                rule="one document or more",
+                got="none",
+                fix="responses, or samples, for this split",
+            )
         meta = self._meta.model_copy(
             update={
                 "rows": sum(shard["rows"] for shard in self._shards),
@@ -173,5 +179,6 @@ def _check(document: Document, meta: StatesMeta) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise HarnessError(
                 f"{name} holds a NaN or infinity", where=f"sample {document.id}",
+                rule="finite numbers",
                 fix="extract in a wider dtype, or leave the sample out",
             )  # fmt: skip

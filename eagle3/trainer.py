@@ -179,10 +179,17 @@ def train(
             where="train.patience",
             rule="a dev split, or null",
             got=settings.patience,
+            fix="hold samples out (prompts.dev_share, --val-ratio), or set train.patience to null",
         )
     plan = settings.plan(data.lengths, seed, tokens=tokens, epochs=epochs)
     if not plan:
-        raise HarnessError("nothing to train on", rule="at least one document", got=0)
+        raise HarnessError(
+            "nothing to train on",
+            where="training documents and their budget",
+            rule="at least one document",
+            got=0,
+            fix="more training data, or a larger budget",
+        )
     drafter.to(device)
     drafter.lm_head.weight.requires_grad_(settings.drafter.head != "frozen")
     dtype = getattr(torch, settings.dtype)

@@ -29,7 +29,12 @@ def open_unknown(
     folder = resolve_drafter(source)
     path = folder / "config.json"
     if not path.is_file():
-        raise HarnessError("not a drafter checkpoint", where=path, rule="config.json is there")
+        raise HarnessError(
+            "not a drafter checkpoint",
+            where=path,
+            rule="config.json is there",
+            fix="correct the path: a folder with config.json and weights",
+        )
     said = layers_said(read_object(path), head.config.model_type, where=path)
     layers = default_layers(head.config.num_hidden_layers) if said is None else said
     published = read_published(folder, head, aux_layers=layers)

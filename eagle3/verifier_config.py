@@ -80,7 +80,10 @@ def flat_config(
     kind = str(text.get("model_type") or config.get("model_type") or "")
     if not kind:
         raise HarnessError(
-            "the verifier's configuration lacks a key", where=where, rule="model_type"
+            "the verifier's configuration lacks a key",
+            where=where,
+            rule="model_type",
+            fix="give the verifier's whole folder, or add the key to its config.json",
         )
     eos: list[int] = []
     for holder in (text, config, generation):
@@ -113,13 +116,19 @@ def flat_config(
 def _size(text: Mapping[str, Any], name: str, where: object) -> int:
     value = text.get(name)
     if value is None:
-        raise HarnessError("the verifier's configuration lacks a key", where=where, rule=name)
+        raise HarnessError(
+            "the verifier's configuration lacks a key",
+            where=where,
+            rule=name,
+            fix="give the verifier's whole folder, or add the key to its config.json",
+        )
     if type(value) is not int or value < 1:
         raise HarnessError(
             "the verifier's configuration cannot be used",
             where=f"{where}, {name}",
             rule="a whole number above 0",
             got=repr(value),
+            fix="correct its config.json, or download the verifier again",
         )
     return value
 

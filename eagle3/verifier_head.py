@@ -85,7 +85,12 @@ def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
         HarnessError: no such file, or not a head file.
     """
     if not path.is_file():
-        raise HarnessError("the verifier head is missing", where=path, fix="run the verifier stage")
+        raise HarnessError(
+            "the verifier head is missing",
+            where=path,
+            rule="the file that the verifier stage writes",
+            fix="run the verifier stage",
+        )
     with open_tensors(path, fix="run the verifier stage again") as file:
         metadata = file.metadata() or {}
         if "config" not in metadata:

@@ -40,6 +40,7 @@ def load_model(spec: VerifierSpec, dtype: torch.dtype, device: str | torch.devic
             raise HarnessError(
                 "loading the verifier needs a package that is not installed",
                 where=spec.source,
+                rule="all packages that its code imports",
                 got=str(error).strip().split("\n")[0],
                 fix="install it, or extract with a serving engine",
             ) from None

@@ -110,7 +110,8 @@ def build_vocabulary(
         )  # fmt: skip
     if not counts_V.any():
         raise HarnessError(
-            "no supervised token to choose a draft vocabulary by", got=0,
+            "no supervised token to choose a draft vocabulary by",
+            where="loss masks of the training data", rule="one supervised token or more", got=0,
             fix="training data with answers in it: loss masks that are not all 0",
         )  # fmt: skip
     rank = counts_V.clone()
@@ -142,7 +143,12 @@ def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabu
         HarnessError: missing, not a vocabulary file, d2t and t2d disagree, or another verifier's.
     """
     if not path.is_file():
-        raise HarnessError("the draft vocabulary is missing", where=path, fix="run the vocab stage")
+        raise HarnessError(
+            "the draft vocabulary is missing",
+            where=path,
+            rule="a file with d2t and t2d",
+            fix="run the vocab stage",
+        )
     with open_tensors(path, fix="run the vocab stage again") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if set(tensors) != {"d2t", "t2d"}:

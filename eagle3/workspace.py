@@ -63,6 +63,7 @@ def work_folder(
             raise HarnessError(
                 f"stage {stage} with the same settings is running already",
                 where=folder,
+                rule="one process at a time",
                 fix="wait for it or stop it; its work is kept",
             )
         folder.mkdir(exist_ok=True)

@@ -31,7 +31,11 @@ def run(
     set_logging()
     if dtype not in ("bfloat16", "float32"):
         raise HarnessError(
-            "--dtype cannot be used", where="--dtype", rule="bfloat16 or float32", got=dtype
+            "--dtype cannot be used",
+            where="--dtype",
+            rule="bfloat16 or float32",
+            got=dtype,
+            fix="one of the two, or none for bfloat16",
         )
     spec = VerifierSpec.open(verifier_path, trust_remote_code=trusted())
     head = head_of(verifier_path)

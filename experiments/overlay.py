@@ -47,7 +47,9 @@ def project_files(root: Path) -> list[str]:
         raise HarnessError(
             "an overlay needs the project as a git work tree",
             where=root,
+            rule="a folder that git tracks",
             got=getattr(error, "stderr", "").strip() or str(error),
+            fix="clone the project with git, or `git init` and commit it",
         ) from None
     names = sorted(set(listed.stdout.split("\0")) - {""})
     return [
@@ -71,7 +73,13 @@ def cache_folder(root: Path) -> Path:
         [sys.executable, "-m", "dvc", "cache", "dir"], cwd=root, capture_output=True, text=True
     )
     if done.returncode != 0:
-        raise HarnessError("not a DVC project", where=root, got=done.stderr.strip())
+        raise HarnessError(
+            "not a DVC project",
+            where=root,
+            rule="a folder with .dvc/",
+            got=done.stderr.strip(),
+            fix="run `dvc init` there, or change into the project's folder",
+        )
     return (root / done.stdout.strip()).resolve()
 
 

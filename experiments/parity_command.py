@@ -46,6 +46,7 @@ def run(
             raise HarnessError(
                 "an engine needs the whole verifier", where=verifier_path,
                 rule="--verifier-path: a Hugging Face folder or hub id", got="a head file",
+                fix="give the verifier, or leave --engine out",
             )  # fmt: skip
         spec = VerifierSpec.open(verifier_path, trust_remote_code=trusted())
         longest = longest_document(data_dir)

@@ -66,7 +66,11 @@ def clone(root: Path, place: Path) -> Path:
     )
     if done.returncode != 0:
         raise HarnessError(
-            "verifying needs the project in git", where=root, got=done.stderr.strip()
+            "verifying needs the project in git",
+            where=root,
+            rule="a git work tree with a commit",
+            got=done.stderr.strip(),
+            fix="clone the project with git, or `git init` and commit it",
         )
     # Engines are part of the machine: the clone uses those that are installed.
     with (project / ".git" / "info" / "exclude").open("a") as ignored:
@@ -101,6 +105,7 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
         if missing := [path for path in needed if not (project / path).exists()]:
             raise HarnessError(
                 "what the stages read is not in DVC's cache",
+                where="DVC's cache",
                 got=", ".join(missing),
                 rule=done.stderr.strip()[-500:],
                 fix="`dvc commit` or `dvc pull`, or verify the stages that make it too",

@@ -102,11 +102,21 @@ def check_settings(params: Mapping[str, Any], where: str) -> None:
 
     known = models()
     if missing := [name for name in SECTIONS if name not in params]:
-        raise HarnessError("settings file lacks a section", where=where, got=", ".join(missing))
+        raise HarnessError(
+            "settings file lacks a section",
+            where=where,
+            rule=f"sections: {', '.join(SECTIONS)}",
+            got=", ".join(missing),
+            fix="take the section over from the project's params.yaml",
+        )
     for name, model in known.items():
         if not isinstance(params[name], Mapping):
             raise HarnessError(
-                "settings cannot be used", where=f"{where}, {name}", rule="a mapping of keys"
+                "settings cannot be used",
+                where=f"{where}, {name}",
+                rule="a mapping of keys",
+                got=f"{params[name]!r:.80}",
+                fix="correct the section",
             )
         if name != "arms":
             read_settings(model, params[name], where=f"{where}, {name}")

@@ -34,6 +34,7 @@ from stages.runner import RunSettings
 log = logging.getLogger(__name__)
 
 States = StatesDataset | ForeignStates
+VOCABULARY, ARRAYS = "vocab.safetensors", ("d2t.npy", "t2d.npy")
 
 
 class Chosen(Sequence[Document]):
@@ -138,7 +139,7 @@ def vocabulary_of(
             counts += torch.bincount(ids[mask.bool()].long(), minlength=size)
         log.info("no --vocab-mapping-dir: %d draft tokens chosen from the data", wanted)
         return build_vocabulary(counts, wanted, head.config.eos_token_ids)
-    file = folder if folder.is_file() else folder / "vocab.safetensors"
+    file = folder if folder.is_file() else folder / VOCABULARY
     given = read_vocabulary(file, vocab_size=size) if file.is_file() else read_arrays(folder, size)
     if ends := [end for end in head.config.eos_token_ids if end < size and not given.t2d[end]]:
         log.warning("%s cannot draft token %s, which ends an answer", folder, ends)
@@ -216,7 +217,8 @@ def input_digests(
     """
     files = sorted({*data_dir.glob("*/index.jsonl"), *data_dir.glob("index.jsonl")})
     if vocabulary is not None:
-        files += [vocabulary] if vocabulary.is_file() else sorted(vocabulary.glob("*.*"))
+        # Of a folder what is read of it: it may be that of the data, with a terabyte in it.
+        files += [vocabulary, *(vocabulary / name for name in (VOCABULARY, *ARRAYS))]
     found = {str(path): digest_file(path) for path in files if path.is_file()}
     if folder is not None:
         stats = [(path.name, path.stat()) for path in folder.paths]

@@ -58,7 +58,13 @@ def free_port(wanted: int | None) -> int:
             except OSError:
                 continue
             return probe.getsockname()[1]
-    raise HarnessError("port is taken", got=wanted, fix="another --port, or none to get a free one")
+    raise HarnessError(
+        "port is taken",
+        where=f"127.0.0.1:{wanted}",
+        rule="a port that nobody listens at",
+        got=wanted,
+        fix="another --port, or none to get a free one",
+    )
 
 
 def describe(client: MlflowClient, experiment: str) -> None:

@@ -65,7 +65,12 @@ def run(root: Path, asked: list[str], *, as_json: bool, keep: bool) -> int:
     """
     lock = read_lock(root)
     if not lock:
-        raise HarnessError("nothing has run yet", where=root / "dvc.lock", fix="make repro")
+        raise HarnessError(
+            "nothing has run yet",
+            where=root / "dvc.lock",
+            rule="stages that have run",
+            fix="make repro",
+        )
     settings = read_section(root / "params.yaml", VerifySettings, "verify")
     names = in_order(lock, select(lock, asked))
     if changed := git_state(root)["changed"]:
@@ -106,6 +111,7 @@ def select(lock: Mapping[str, Entry], asked: list[str]) -> list[str]:
                 where="dvc.lock",
                 got=word,
                 rule=f"stages: {', '.join(lock)}; or a path that one of them makes",
+                fix="one of these, or no name for all stages",
             )
         chosen += found
     return chosen or list(lock)

@@ -81,7 +81,12 @@ class Lineage:
         self.cache = Cache(root)
         self.lock = read_lock(root) if lock is None else lock
         if not self.lock:
-            raise HarnessError("nothing has run yet", where=root / "dvc.lock", fix="make repro")
+            raise HarnessError(
+                "nothing has run yet",
+                where=root / "dvc.lock",
+                rule="stages that have run",
+                fix="make repro",
+            )
 
     def find(self, asked: str) -> Target:
         """A stage, a path, an MLflow run's id (or its beginning) or a key of the summary.
@@ -103,9 +108,11 @@ class Lineage:
                     return Target(asked, "run", entry)
         raise HarnessError(
             "nothing here has this origin",
+            where="dvc.lock",
             got=asked,
             rule="a stage, a path that a stage makes, the id of an MLflow run of this project, "
             f"or a key of {SUMMARY} such as tau.scratch.all",
+            fix="`dvc stage list` and `dvc metrics show` name what there is",
         )
 
     def chain(self, entry: Entry) -> list[Step]:

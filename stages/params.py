@@ -49,12 +49,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
         HarnessError: missing, not YAML (with its line), a key twice, or not a mapping.
     """
     if not path.is_file():
-        raise HarnessError("settings file is missing", where=path, rule="a YAML file")
+        raise HarnessError(
+            "settings file is missing",
+            where=path,
+            rule="a YAML file",
+            got="no such file",
+            fix="correct the path",
+        )
     try:
         value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise HarnessError(
-            "settings file is not text", where=path, rule="YAML in UTF-8", got=str(error)
+            "settings file is not text",
+            where=path,
+            rule="YAML in UTF-8",
+            got=str(error),
+            fix="save it as UTF-8",
         ) from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -63,6 +73,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "settings file is not valid YAML",
             where=where,
             rule=getattr(error, "problem", None) or str(error),
+            fix="correct this line or the one before",
         ) from None
     if value is None:
         return {}
@@ -72,6 +83,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             where=path,
             rule="key: value",
             got=type(value).__name__,
+            fix="correct the file: one section or more",
         )
     return value
 
@@ -109,6 +121,7 @@ def section_values(params: Mapping[str, Any], key: str, *, where: Path) -> dict[
                 where=where,
                 rule=f"known under {'.'.join(walked) or 'the top'}: {', '.join(map(str, value))}",
                 got=key,
+                fix="add it, or correct the name",
             )
         walked.append(part)
         value = value[part]
@@ -120,6 +133,7 @@ def section_values(params: Mapping[str, Any], key: str, *, where: Path) -> dict[
                 where=f"{where}, {'.'.join(walked)}",
                 rule="a mapping of keys to values",
                 got=repr(value),
+                fix="correct the section",
             )
     return value
 
@@ -153,6 +167,7 @@ def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], *, where: Path
                 where=where,
                 rule=f"mappings under these sections: {', '.join(SECTIONS)}",
                 got=f"{name}: {values}",
+                fix="write the keys that differ under the section that has them",
             )
     both = merged(base, overlay)
     if "arms" in both:

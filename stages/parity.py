@@ -42,6 +42,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             where="--states, --verifiers, --heads",
             rule="as many of each",
             got=[len(args.states), len(args.verifiers), len(args.heads)],
+            fix="correct the stage's command in dvc.yaml",
         )
     found = {}
     for states, verifier, head in zip(args.states, args.verifiers, args.heads, strict=True):

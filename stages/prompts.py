@@ -44,6 +44,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         if not train or not dev:
             raise HarnessError(
                 "too few prompts for a training and a dev split",
+                where="prompts.count",
                 rule="at least one each",
                 got=f"{len(train)} for training, {len(dev)} for dev",
                 fix="raise prompts.count or prompts.dev_share",

@@ -33,7 +33,13 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     spec = VerifierSpec.open(args.verifier, trust_remote_code=stage.run.trust_remote_code)
     splits = read_splits(args.responses, vocab_size=spec.vocab_size)
     if "train" not in splits:
-        raise HarnessError("no training responses", where=args.responses, rule="train.jsonl")
+        raise HarnessError(
+            "no training responses",
+            where=args.responses,
+            rule="train.jsonl",
+            got=f"splits {', '.join(splits)}",
+            fix="run the regenerate stage",
+        )
     size = spec.vocab_size if settings.size is None else settings.size
     special = {*spec.eos_token_ids, *load_tokenizer(spec).all_special_ids}
     vocabulary = build_vocabulary(count_supervised(splits["train"], spec.vocab_size), size, special)

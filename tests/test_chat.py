@@ -202,8 +202,8 @@ def test_templates_that_are_refused(tokenizer: Any) -> None:
     tokenizer.add_tokens(list(MARKUP), special_tokens=True)
     tokenizer.chat_template = R1
     with pytest.raises(HarnessError, match="where generation would begin") as caught:
-        encode_conversation(tokenizer, _turns("One?", "hmm</think>Yes."), [2])
-    assert "message 1" in str(caught.value) and "<think>" in str(caught.value)
+        encode_conversation(tokenizer, _turns("One?", "hmm</think>Yes."), [2], where="prompt 5")
+    assert "prompt 5, message 1, token" in str(caught.value) and "<think>" in str(caught.value)
     assert "got: 'Yes.<|im_end|>'" in str(caught.value)
     tokenizer.chat_template = TWO_ENDS
     with pytest.raises(HarnessError, match="without a token that ends generation") as caught:
@@ -216,8 +216,9 @@ def test_templates_that_are_refused(tokenizer: Any) -> None:
 
 
 def test_a_conversation_without_answer_is_an_error(tokenizer: Any) -> None:
-    with pytest.raises(HarnessError, match="does not end with an answer"):
-        encode_conversation(tokenizer, _turns("One?"), [2])
+    with pytest.raises(HarnessError, match="does not end with an answer") as caught:
+        encode_conversation(tokenizer, _turns("One?"), [2], where="prompt 5")
+    assert "where: prompt 5" in str(caught.value) and "keep_given" in str(caught.value)
 
 
 def test_what_stands_where_the_assistant_begins(tokenizer: Any) -> None:

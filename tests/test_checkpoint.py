@@ -135,7 +135,7 @@ def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(HarnessError) as caught:
         load_drafter(folder, make_head(), torch.float32)
-    assert "missing: fc.weight" in str(caught.value)
+    assert "missing: fc.weight" in str(caught.value) and "again, whole" in str(caught.value)
     assert "unknown: surprise" in str(caught.value)
 
 
@@ -159,6 +159,33 @@ def test_a_draft_vocabulary_that_does_not_fit_is_refused(
     with pytest.raises(HarnessError, match=message) as caught:
         from_checkpoint(folder, make_head(), vocabulary(1, 4, 9), LAYERS)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "message"),
+    [
+        ([1, 3, 27], "d2t and t2d disagree[\\s\\S]*2 of them in t2d"),
+        ([1, 3, 1000], "beyond the verifier's[\\s\\S]*0 to 29[\\s\\S]*1 to 1002"),
+        ([1, 0, 7], "d2t and t2d disagree[\\s\\S]*token 1 at draft ids 0, 1"),
+    ],
+)
+def test_a_draft_vocabulary_that_contradicts_itself_is_not_loaded(
+    tmp_path: Path, d2t: list[int], message: str
+) -> None:
+    folder = saved(tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"d2t": torch.tensor(d2t)}, folder / "model.safetensors")
+    with pytest.raises(HarnessError, match=message) as caught:
+        load_drafter(folder, make_head(), torch.float32)
+    assert f"where: {folder}" in str(caught.value) and "fix: " in str(caught.value)
+
+
+def test_token_ids_in_d2t_are_loaded_as_offsets(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"d2t": torch.tensor([1, 4, 9])}, folder / "model.safetensors")
+    drafter = load_drafter(folder, make_head(), torch.float32)
+    assert drafter.d2t.tolist() == [1, 3, 7]
 
 
 @pytest.mark.parametrize("layers", [5, [], ["2"]])

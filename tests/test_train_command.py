@@ -138,3 +138,18 @@ def test_other_inputs_are_other_work(project: Path, tiny_verifier: Path) -> None
     before = input_digests(spec, data, None, None)
     (data / "index.jsonl").write_text((data / "index.jsonl").read_text() + "\n")
     assert input_digests(spec, data, None, None) != before
+
+
+def test_of_a_vocabulary_folder_what_is_read_is_digested(
+    project: Path, tiny_verifier: Path
+) -> None:
+    """The arrays may lie among the data: a terabyte that is not to be read for a name."""
+    spec = VerifierSpec.open(tiny_verifier)
+    data = states(project / "mine", spec, spec.config_hash)
+    folder = arrays(project / "mapping", TARGETS, [False] * SIZE)
+    before = input_digests(spec, data, folder, None)
+    assert {str(folder / "d2t.npy"), str(folder / "t2d.npy")} <= set(before)
+    (folder / "data_0.pt").write_bytes(b"states")
+    assert input_digests(spec, data, folder, None) == before
+    arrays(folder, [0, 1, 2], [False] * SIZE)
+    assert input_digests(spec, data, folder, None) != before

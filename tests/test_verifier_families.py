@@ -199,13 +199,13 @@ def test_fp8_scales_by_block_row_and_tensor() -> None:
     weight = torch.ones(3, 5).to(torch.float8_e4m3fn)
     blocks = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     expected = [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
-    assert scaled_fp8(weight, blocks, (2, 2)).tolist() == expected
+    assert scaled_fp8(weight, blocks, (2, 2), where="x").tolist() == expected
     rows = torch.tensor([1.0, 2.0, 3.0])
-    assert scaled_fp8(weight, rows, (2, 2))[:, 0].tolist() == [1, 2, 3]
-    assert scaled_fp8(weight, rows[:, None], (2, 2))[:, 4].tolist() == [1, 2, 3]
-    assert scaled_fp8(weight, torch.tensor([0.5]), (2, 2)).unique().tolist() == [0.5]
+    assert scaled_fp8(weight, rows, (2, 2), where="x")[:, 0].tolist() == [1, 2, 3]
+    assert scaled_fp8(weight, rows[:, None], (2, 2), where="x")[:, 4].tolist() == [1, 2, 3]
+    assert scaled_fp8(weight, torch.tensor([0.5]), (2, 2), where="x").unique().tolist() == [0.5]
     with pytest.raises(HarnessError, match=r"do not fit it[\s\S]*\[2, 3\][\s\S]*\[3, 3\]"):
-        scaled_fp8(weight, torch.ones(3, 3), (2, 2))
+        scaled_fp8(weight, torch.ones(3, 3), (2, 2), where="x")
 
 
 def _quantised(source: Path, folder: Path, settings: dict[str, Any], change: Any) -> Path:

@@ -133,7 +133,9 @@ class ServerPool:
             if place.failures > RESTARTS:
                 raise HarnessError(
                     f"the {place.server.engine} server ends again and again",
-                    where=place.server.log, got=f"its last lines\n{place.server.last_lines()}",
+                    where=place.server.log, rule=f"at most {RESTARTS} failures, no answer between",
+                    got=f"its last lines\n{place.server.last_lines()}",
+                    fix="look for the cause in its log; what is finished is kept",
                 )  # fmt: skip
             # All others wait meanwhile: there is nobody to ask, or the rest is busy anyway.
             place.server = self._restart(place.server)

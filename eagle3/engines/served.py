@@ -72,6 +72,8 @@ def ask_timed(server: Server, path: str, body: object) -> tuple[Any, float]:
         raise HarnessError(
             f"the {server.engine} server does not answer any more",
             where=server.log or server.url,
+            rule="an answer to every request",
             got=f"{error}\n{server.last_lines()}",
+            fix="look for the cause in its log, and run the same again",
         ) from None
     return reply, time.perf_counter() - started

@@ -222,7 +222,10 @@ def _wait(server: Server, health: str, seconds: float, port: int) -> None:
                 raise HarnessError(
                     f"the {server.engine} server ended before it answered"
                     + (": its port is taken" if taken else ""),
-                    where=server.log, got=f"its last lines\n{lines}",
+                    where=server.log, rule=f"200 at {health}", got=f"its last lines\n{lines}",
+                    fix="name another port, or none for a free one"
+                    if taken
+                    else "look for the cause in its log; flags of the server are server.arguments",
                 )  # fmt: skip
             if answers(server.url, health):
                 bar.set_description_str(f"{server.engine} answers on {HOST}:{port} after")
@@ -291,7 +294,11 @@ def ask(url: str, path: str, body: object | None = None, *, seconds: float = 600
         if error.code == 429 or error.code >= 500:  # overloaded or ending: worth another try
             raise ConnectionError(f"{error.code} from {url}{path}: {text}") from None
         raise HarnessError(
-            "the server refuses a request", where=url + path, got=f"{error.code}: {text}"
+            "the server refuses a request",
+            where=url + path,
+            rule="a server of this verifier, with room for the longest document",
+            got=f"{error.code}: {text}",
+            fix="start it anew for what it refuses, by its own words; or name another",
         ) from None
     except http.client.HTTPException as error:  # it ended in the middle of its answer
         raise ConnectionError(f"{url}{path}: {type(error).__name__} {error}") from None

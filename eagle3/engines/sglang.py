@@ -218,6 +218,7 @@ def check_drafter(folder: Path, spec: VerifierSpec) -> None:
             raise HarnessError(
                 "drafter and verifier do not belong together", where=f"{folder} and {spec.source}",
                 rule=f"{ours} {getattr(spec, theirs)}", got=getattr(config, ours),
+                fix="a drafter for this verifier, or the verifier of this drafter",
             )  # fmt: skip
     where = folder / CONFIG
     nested = read_object(where, fix="export the drafter again").get("eagle_config")

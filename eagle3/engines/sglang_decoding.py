@@ -98,7 +98,11 @@ def _check_drafts(server: Server, k: int) -> None:
     wanted = {"num_steps": k or None, "eagle_topk": 1 if k else None}
     if info and found != wanted:
         raise HarnessError(
-            "the server was started with other drafts", where=server.url, rule=wanted, got=found
+            "the server was started with other drafts",
+            where=server.url,
+            rule=wanted,
+            got=found,
+            fix="start it with these, or set evaluate.k to its num_steps",
         )
 
 
@@ -144,6 +148,7 @@ def counted(reply: dict[str, Any], k: int, *, seconds: float, where: str) -> Ans
         raise HarnessError(
             "the server drafts more tokens a step than it was asked to", where=where, rule=k,
             got=histogram,
+            fix=f"start it with --speculative-num-steps {k}, or without a drafter for 0",
         )  # fmt: skip
     histogram += [0] * (k + 1 - len(histogram))
     # Entry j counts the steps that accepted j drafts: all of them accepted position 1 .. j.
@@ -152,6 +157,7 @@ def counted(reply: dict[str, Any], k: int, *, seconds: float, where: str) -> Ans
         raise HarnessError(
             "the server's counts disagree", where=where,
             rule=f"{steps} steps, {accepted} accepted drafts", got=f"by step {histogram}",
+            fix="the release of SGLang that `make engines` installs: others may count otherwise",
         )  # fmt: skip
     return Answer(
         token_ids=[int(token) for token in reply["output_ids"]],

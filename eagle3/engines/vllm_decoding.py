@@ -187,4 +187,5 @@ class VllmDecoder:
                 where=self._server.url,
                 rule=f"steps, drafted, accepted {told}",
                 got=(counted.drafts, counted.drafted, counted.accepted),
+                fix="a server that nobody else uses meanwhile",
             )

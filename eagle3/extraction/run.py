@@ -77,6 +77,7 @@ def extract(
     if unknown := done - {response.id for response in responses}:
         raise HarnessError(
             "unfinished states are those of other responses", where=folder,
+            rule="samples of the responses given",
             got=f"sample {min(unknown)}", fix="delete the folder",
         )  # fmt: skip
     lengths = [len(response.token_ids) for response in responses]
@@ -93,6 +94,7 @@ def extract(
                 raise HarnessError(
                     "the engine dropped documents", where=f"batch of sample {members[0].id}",
                     rule=f"{len(members)} documents", got=len(states),
+                    fix="a fault of the engine: report it, or extract with another extract.backend",
                 )  # fmt: skip
             missing = 0
             for response, one in zip(members, states, strict=True):

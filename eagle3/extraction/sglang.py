@@ -39,6 +39,7 @@ from eagle3.verifier import VerifierSpec
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 10.0  # until a file that another machine wrote is seen here
+START_ANEW = "start it anew with these, or leave server.urls out: a server is started then"
 PLUGIN_FIX = (
     "install eagle3/engines/sglang_plugin in the server's environment, "
     "and set EAGLE3_STATES_DIR there"
@@ -106,7 +107,8 @@ class SGLangEngine(ServedStates):
             if answer["meta_info"].get("hidden_states"):
                 raise HarnessError(
                     "the server answers with states as text: its plugin is missing or idle",
-                    where=server.url, fix=PLUGIN_FIX,
+                    where=server.url, rule="a file of states for each request",
+                    got="meta_info.hidden_states", fix=PLUGIN_FIX,
                 )  # fmt: skip
             return self._read(path, server, tokens_T)
         finally:
@@ -160,7 +162,13 @@ class SGLangEngine(ServedStates):
                     fix="start the server with the verifier and the dtype that are named here",
                 )  # fmt: skip
         if not torch.equal(tensors["token_ids"], tokens_T.int()):
-            raise HarnessError("the server answered for other tokens", where=server.url)
+            raise HarnessError(
+                "the server answered for other tokens",
+                where=server.url,
+                rule=f"the {len(tokens_T)} tokens of the document",
+                got=f"{len(tensors['token_ids'])} tokens, not the same",
+                fix="a fault of the server or of its plugin: report it",
+            )
 
 
 @contextlib.contextmanager
@@ -196,6 +204,8 @@ def sglang_engine(
             raise HarnessError(
                 "where servers leave states is not said", where="server.states",
                 rule="the folder that their EAGLE3_STATES_DIR names, as seen from here",
+                got="null",
+                fix="set server.states, or leave server.urls out: a server is started then",
             )  # fmt: skip
         folder = Path(settings.states)
 
@@ -241,12 +251,16 @@ def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int])
             "the server captures no hidden states", where=server.url,
             rule="--speculative-algorithm EAGLE3 --enable-return-aux-hidden-states "
             "--return-aux-hidden-state-layer-ids ...",
+            got=f"layer ids {found}, enable_return_aux_hidden_states "
+            f"{info.get('enable_return_aux_hidden_states')}",
+            fix=START_ANEW,
         )  # fmt: skip
     if from_sglang(found, spec.model_type) != sorted(aux_layers):
         raise HarnessError(
             "the server captures other layers", where=server.url,
             rule=f"outputs of layers {sorted(aux_layers)}",
             got=f"{from_sglang(found, spec.model_type)} (ids {found})",
+            fix=START_ANEW,
         )  # fmt: skip
     whole = info.get("disable_radix_cache") and (info.get("chunked_prefill_size") or -1) < 0
     if not whole:
@@ -255,4 +269,5 @@ def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int])
             rule="--disable-radix-cache --chunked-prefill-size -1",
             got=f"disable_radix_cache {info.get('disable_radix_cache')}, "
             f"chunked_prefill_size {info.get('chunked_prefill_size')}",
+            fix=START_ANEW,
         )  # fmt: skip

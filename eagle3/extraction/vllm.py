@@ -101,6 +101,8 @@ class VllmEngine(ServedStates):
                 "the vLLM server gives no hidden states",
                 where=server.url,
                 rule=f"a server with the connector {CONNECTOR} of {CONNECTOR_MODULE}",
+                got="no hidden_states_path in its answer",
+                fix="start it with this connector, or leave server.urls out: one is started then",
             )
         path = Path(told) if self._folder is None else self._folder / Path(told).name
         return self._read(path, tokens_T, server)
@@ -120,6 +122,7 @@ class VllmEngine(ServedStates):
                 where=server.url,
                 rule=f"eagle_aux_hidden_state_layer_ids {self._ids}",
                 got=ids,
+                fix="start it anew with these ids, or correct aux_layers here",
             )
         if len(read) != len(tokens) or not torch.equal(told.to(tokens), tokens):
             raise HarnessError(
@@ -127,6 +130,7 @@ class VllmEngine(ServedStates):
                 where=server.url,
                 rule=f"one row for each of {len(tokens)} tokens",
                 got=f"{len(read)} rows for {len(told)} tokens",
+                fix="start the server without prefix cache and chunked prefill",
             )
         return read
 

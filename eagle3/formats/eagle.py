@@ -77,6 +77,7 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
             "the drafter does not say which layers its aux hidden states come from",
             where=where,
             rule="aux_layers (post-layer indices) or eagle_aux_hidden_state_layer_ids",
+            got="neither key",
             fix="add aux_layers to its config.json, as it was trained",
         )
     layers = layer_list(values[named], where=f"{where}, {named}")
@@ -89,6 +90,7 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
     if missing:
         raise HarnessError(
             "the drafter's config lacks keys", where=where, rule=", ".join(missing),
+            got=f"keys {', '.join(sorted(values))}",
             fix="add them to its config.json, as it was trained",
         )  # fmt: skip
     shared = {name: values.get(name, _DEFAULTS.get(name)) for name in SHARED}

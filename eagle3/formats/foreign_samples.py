@@ -120,5 +120,6 @@ def refuse_not_finite(sample: RawSample, path: Path) -> None:
     if not bool(ends.isfinite().all()):
         raise HarnessError(
             "hidden states hold a NaN or infinity", where=path,
+            rule="finite numbers, looked for in the first row and the last",
             fix="extract the sample again, or remove its file",
         )  # fmt: skip

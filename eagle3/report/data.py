@@ -160,6 +160,7 @@ def read_curve(path: Path) -> Curve:
                 where=f"{path}:{number}",
                 rule="metric, step, value",
                 got=error,
+                fix="run the train stage again",
             ) from None
     return {name: sorted(points) for name, points in curve.items()}
 
@@ -180,7 +181,19 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except ValueError as error:
-        raise HarnessError("not a JSON file", where=path, got=error) from None
+        raise HarnessError(
+            "not a JSON file",
+            where=path,
+            rule="one JSON object",
+            got=error,
+            fix="run the stage or command again that writes it",
+        ) from None
     if not isinstance(value, dict):
-        raise HarnessError("not a JSON object", where=path)
+        raise HarnessError(
+            "not a JSON object",
+            where=path,
+            rule="one JSON object",
+            got=type(value).__name__,
+            fix="run the stage or command again that writes it",
+        )
     return value

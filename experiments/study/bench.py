@@ -130,7 +130,11 @@ class Bench:
         """
         if not len(arm.data.dev):
             raise HarnessError(
-                "a study needs dev answers to replay", where=arm.entry.states, rule="a dev folder"
+                "a study needs dev answers to replay",
+                where=arm.entry.states,
+                rule="a dev folder",
+                got="no dev answer",
+                fix="raise prompts.dev_share and run the pipeline again",
             )
         init_digest(arm.init)
         first_drafter(arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers)
@@ -181,6 +185,7 @@ class Bench:
                 where=f"{self.params_path}, study",
                 rule=f"one of {', '.join(self.params['arms'])}",
                 got=name,
+                fix="correct the name, or add the arm under arms",
             )
         entry: ArmSettings = self._section(ArmSettings, f"arms.{name}")
         init = self.root / entry.init
@@ -207,7 +212,10 @@ class Bench:
             head_path = self.root / entry.head
             if not head_path.is_file():
                 raise HarnessError(
-                    "an arm's input is missing", where=head_path, fix="run the pipeline first"
+                    "an arm's input is missing",
+                    where=head_path,
+                    rule="an output of the pipeline",
+                    fix="run the pipeline first",
                 )
             head = read_head(head_path)
             vocabulary = read_vocabulary(self.root / entry.vocab, vocab_size=head.config.vocab_size)

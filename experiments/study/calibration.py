@@ -46,7 +46,13 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
     bench = prepare(root)
     settings = bench.study.aa
     if settings is None:
-        raise HarnessError("settings lack a part", where=bench.params_path, got="no study.aa")
+        raise HarnessError(
+            "settings lack a part",
+            where=bench.params_path,
+            rule="study.aa: what is compared, and how often",
+            got="no study.aa",
+            fix="take the part over from the project's params.yaml",
+        )
     arm = bench.arm(settings.arm)
     bench.check_start(arm)
     check_answers(bench, arm, "test")

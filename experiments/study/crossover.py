@@ -52,7 +52,11 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     settings = bench.study.crossover
     if settings is None:
         raise HarnessError(
-            "settings lack a part", where=bench.params_path, got="no study.crossover"
+            "settings lack a part",
+            where=bench.params_path,
+            rule="study.crossover: arms, budgets, and siblings",
+            got="no study.crossover",
+            fix="take the part over from the project's params.yaml",
         )
     arm = bench.arm(settings.finetune)
     for each in (bench.arm(settings.scratch), arm):
@@ -180,6 +184,10 @@ def _checkpoint(bench: Bench, settings: CrossoverSettings, bits: int) -> Path:
     code = run_overlay(bench.root, overlay, targets=[f"train@{settings.base}"])
     if code != 0:
         raise HarnessError(
-            "a sibling's drafter could not be made", where=overlay, got=f"dvc's exit code {code}"
+            "a sibling's drafter could not be made",
+            where=overlay,
+            rule=f"train@{settings.base} to its end",
+            got=f"dvc's exit code {code}",
+            fix="its messages above say why; the same command goes on from there",
         )
     return bench.root / ".work" / "overlays" / overlay.stem / "checkpoints" / settings.base

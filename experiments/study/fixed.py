@@ -131,6 +131,7 @@ def complete(study: optuna.Study, **wanted: Any) -> list[FrozenTrial]:
         raise HarnessError(
             "a training left the numbers, so its arm cannot be compared",
             where=", ".join(trial.user_attrs["title"] for trial in broken),
+            rule="finite losses",
             fix="a lower learning rate",
         )
     return sorted(found, key=lambda trial: trial.user_attrs["seed"])

@@ -69,7 +69,13 @@ def promote(
         study = optuna.load_study(study_name=title, storage=store)
         best = best_trial(study)
         if best is None:
-            raise HarnessError("no trial came to its end", where=title, fix="let the study go on")
+            raise HarnessError(
+                "no trial came to its end",
+                where=title,
+                rule="one finished trial or more",
+                got="none",
+                fix="let the study go on",
+            )
         winners[arm] = (best, study_digest(study), study.user_attrs["facts"])
     text = rewritten(bench.params_path.read_text(), bench, winners, keep_budget=keep_budget)
     _check(bench, text)

@@ -166,5 +166,12 @@ def _publish(root: Path, found: dict[str, Any], tracker: Tracker) -> None:
         tracker.log_tags({NOTE: f"{verdict}\n\n{CHILDREN} Pictures: study.html, under Artifacts."})
     for arm, about in found["arms"].items():
         if about["best_tau"] is None:
-            raise HarnessError("no trial of an arm came to its end", where=arm)
+            raise HarnessError(
+                "no trial of an arm came to its end",
+                where=arm,
+                rule="one finished trial or more",
+                got="none",
+                fix="run the same command again, with lower rates in study.space if losses "
+                "were not finite",
+            )
         tracker.log_metrics({f"best_dev_tau_of_all.{arm}": about["best_tau"]}, 0)

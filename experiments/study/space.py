@@ -38,6 +38,7 @@ def check_space(space: Space, shared: Mapping[str, Any], *, where: str) -> None:
             where=where,
             rule=f"keys of train: {', '.join(sorted(known))}",
             got=", ".join(unknown),
+            fix="correct the name, or take the axis out",
         )
     for name, axis in space.items():
         for branch, plain in _branches(axis):
@@ -134,6 +135,7 @@ def _given(name: str, axis: Axis, branch: str, space: Space, where: str) -> dict
             where=f"{where}, {name}",
             rule="given names an axis with choices, and ranges are named by these choices",
             got=f"{axis.given} = {branch}",
+            fix="correct given, or add the value to the other axis's choices",
         )
     value = next(choice for choice in other.choices if str(choice) == branch)
     return {str(axis.given): value}

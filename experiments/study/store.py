@@ -60,6 +60,7 @@ def store_url(root: Path, wanted: str | None) -> str:
         where="--storage",
         rule="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE",
         got=wanted.split("@")[-1],
+        fix="one of these, or no --storage for the project's own file",
     )
 
 

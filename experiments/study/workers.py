@@ -61,6 +61,7 @@ def run_workers(
         raise HarnessError(
             "all workers ended before the study did",
             where=logs,
+            rule="one that ends well",
             got=f"exit codes {codes}",
             fix="look into their logs; the same command goes on from here",
         )
