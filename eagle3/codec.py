@@ -50,7 +50,7 @@ def encode(states: Tensor) -> tuple[Tensor, Tensor]:
         scales[rows] = wide.abs().amax(-1) / LARGEST
         divisors = scales[rows].masked_fill(scales[rows] == 0, 1.0)  # zeros stay zeros
         # A scale that is subnormal is a coarse one, and can leave a value too large.
-        values[rows] = wide.div_(divisors.unsqueeze(-1)).clamp_(-LARGEST, LARGEST)
+        values[rows] = (wide / divisors.unsqueeze(-1)).clamp_(-LARGEST, LARGEST)
     return values, scales
 
 
