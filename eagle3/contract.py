@@ -156,6 +156,7 @@ def _check(
         aux_layers=tuple(meta.aux_layers),
         final_hidden=meta.final_hidden,
         num_hidden_layers=head.config.num_hidden_layers,
+        codec=meta.codec,
     )
     compared: dict[str, Any] | None = None
     faults: list[str] = []

@@ -2,8 +2,8 @@
 
 A folder holds `meta.json` (what the states are), `index.jsonl` (one line a shard: file, checksum
 and its documents) and `shard-00000.safetensors` and so on. Rows are unshifted: row t belongs to
-token t; `eagle3.shard_writer` writes them. Knows nothing of what made the states, nor of how
-training pairs rows with targets.
+token t; `eagle3.shard_writer` writes them, `eagle3.codec` says in how many bits. Knows nothing of
+what made the states, nor of how training pairs rows with targets.
 
 Shape suffixes: N rows of a shard, T rows of a document, n aux layers, H hidden size, D documents.
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
 
+from eagle3.codec import SCALE, STATES, STORED, Codec, decode
 from eagle3.errors import HarnessError
 from eagle3.reading import read_object
 from eagle3.settings import Settings, read_settings
@@ -31,7 +33,8 @@ class StatesMeta(Settings):
 
     `aux_layers` are post-layer indices: k is the output of decoder layer k, its residual added
     (transformers' `hidden_states[k + 1]`). `final_hidden` says whether `final` went through the
-    verifier's last norm: the wrong belief trains against wrong targets without any error.
+    verifier's last norm: the wrong belief trains against wrong targets without any error. Readers
+    get states of `dtype`; `codec` is how they lie on disk.
     """
 
     schema_version: Literal[1] = 1
@@ -43,7 +46,7 @@ class StatesMeta(Settings):
     aux_layers: list[int] = Field(min_length=1)
     final_hidden: Literal["pre_norm", "post_norm"]
     dtype: Literal["bfloat16", "float16", "float32"]
-    codec: Literal["none"] = "none"
+    codec: Codec = "none"
     hidden_size: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     rows: int = 0
@@ -53,7 +56,8 @@ class StatesMeta(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One sample. Read from a dataset, its tensors are views of the memory-mapped shard.
+    """One sample. Read from a dataset, its tensors are views of the memory-mapped shard; states in
+    another codec than none are decoded when they are first asked for.
 
     Attributes:
         token_ids: i32[T].
@@ -89,9 +93,27 @@ class VerifierIdentity(Protocol):
     def num_hidden_layers(self) -> int: ...
 
 
-# Wide elements first, so that every tensor starts at a multiple of its element size.
-ROWS = ("verifier_lse", "verifier_top1", "token_ids", "aux", "final", "loss_mask")
+ROWS = STORED["none"]
 assert set(ROWS) == {field.name for field in fields(Document)} - {"id", "source"}
+
+
+class _EncodedDocument(Document):
+    """Holds the tensors of the shard until states are asked for: much reads token ids alone."""
+
+    @classmethod
+    def of(cls, rows: dict[str, Any], dtype: torch.dtype) -> Document:
+        document = object.__new__(cls)
+        encoded = {name: (rows.pop(name), rows.pop(SCALE.format(name)), dtype) for name in STATES}
+        document.__dict__.update(rows, _encoded=encoded)
+        return document
+
+    @cached_property
+    def aux(self) -> torch.Tensor:
+        return decode(*self.__dict__["_encoded"]["aux"])
+
+    @cached_property
+    def final(self) -> torch.Tensor:
+        return decode(*self.__dict__["_encoded"]["final"])
 
 
 class StatesDataset(Sequence[Document]):
@@ -189,10 +211,26 @@ class StatesDataset(Sequence[Document]):
     def __getitem__(self, index: int) -> Document:  # type: ignore[override]
         number, start, end = self._place[index]
         if number not in self._open:
-            self._open[number] = read_tensors(self.folder / self._shards[number]["file"])
+            self._open[number] = self._read(self.folder / self._shards[number]["file"])
         tensors = self._open[number]
-        rows = {name: tensors[name][start:end] for name in ROWS}
-        return Document(id=self.ids[index], source=self.sources[index], **rows)
+        rows: dict[str, Any] = {name: tensors[name][start:end] for name in STORED[self.meta.codec]}
+        rows |= {"id": self.ids[index], "source": self.sources[index]}
+        if self.meta.codec == "none":
+            return Document(**rows)
+        return _EncodedDocument.of(rows, getattr(torch, self.meta.dtype))
+
+    def _read(self, file: Path) -> dict[str, torch.Tensor]:
+        """A shard's tensors, memory-mapped; those of another codec than the meta's are refused."""
+        tensors = read_tensors(file)
+        wanted = {"none": self.meta.dtype, "fp8": "float8_e4m3fn"}[self.meta.codec]
+        found = {name: str(tensors[name].dtype).removeprefix("torch.") for name in STATES}
+        if set(found.values()) != {wanted} or not tensors.keys() >= set(STORED[self.meta.codec]):
+            raise HarnessError(
+                "a shard is stored in another way than its folder's meta.json says", where=file,
+                rule=f"codec {self.meta.codec}, {self.meta.dtype}: states in {wanted}", got=found,
+                fix="restore meta.json, or extract again",
+            )  # fmt: skip
+        return tensors
 
     def __iter__(self) -> Iterator[Document]:
         return (self[index] for index in range(len(self)))

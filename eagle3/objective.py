@@ -177,10 +177,10 @@ def supervised_in(
     max_length: int,
 ) -> list[int]:
     """Per TTT step, the rows in the loss over documents; their states are not read."""
-    lean = [
-        replace(document, aux=document.aux[:, :0], final=document.final[:, :0])
-        for document in documents
-    ]
+    lean = []
+    for document in documents:
+        nothing = torch.empty(len(document.token_ids), 0)
+        lean.append(replace(document, aux=nothing, final=nothing))
     batch = pack(lean, max_length)
     return [int(rows.sum()) for rows in _asked(batch, vocabulary.draft_of[batch.top1_N], settings)]
 

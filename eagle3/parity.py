@@ -9,7 +9,8 @@ How near is near enough is measured. Noise is what the engine itself differs by 
 document a second time in other company, and at least what rounding the stored numbers once for each
 addition to the residual stream does. Separation is how far the nearest other reading lies. Their
 geometric mean is the tolerance: on a scale of ratios, what lies below it is nearer to noise than to
-any other reading.
+any other reading. What a codec of stored states rounded away is added in squares: it lies across
+any difference between readings, so that a reading at a distance d still shows.
 
 Pure functions; knows no engine and no files.
 
@@ -28,12 +29,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from eagle3.codec import Codec, rounding
 from eagle3.drafter import rms_norm
 
 EMBEDDINGS = -1  # the state before layer 0, said as a post-layer index
 NORMED_LAYERS = 3  # readings after the last norm are tried for so many of the last layers
 PROBES = 32  # rows of a document that vote on its offset
 SEPARATION_ROWS = 24
+CODEC_SPREAD = 0.25  # by how much of itself a codec's error may differ from the one foreseen
 
 
 @dataclass(frozen=True, order=True)
@@ -52,11 +55,13 @@ class Declared:
         aux_layers: post-layer indices, in the order of the aux slots.
         final_hidden: whether the final state went through the last norm.
         num_hidden_layers: of the verifier.
+        codec: in which they were stored.
     """
 
     aux_layers: tuple[int, ...]
     final_hidden: Literal["pre_norm", "post_norm"]
     num_hidden_layers: int
+    codec: Codec = "none"
 
     @property
     def readings(self) -> list[Reading]:
@@ -113,6 +118,7 @@ class Measured:
         separation_CC: median relative distances between readings.
         noise_C: medians over rows of what the engine differs by from itself.
         rounding: relative error of rounding the reference to the stored dtype, once.
+        codec_C: medians over rows of the relative error that the codec adds to a reading.
     """
 
     id: str
@@ -127,6 +133,7 @@ class Measured:
     separation_CC: Tensor
     noise_C: Tensor
     rounding: float
+    codec_C: Tensor
 
 
 def measure(
@@ -153,6 +160,7 @@ def measure(
         _, other_CTH = _readings(again, declared, norm)
         noise_C = _relative(other_CTH, states_CTH, sizes_CT).median(dim=1).values
     apart = _separation(states_CTH)
+    codec_C = rounding(states_CTH.flatten(0, 1), declared.codec).view_as(sizes_CT).median(1).values
     stored = [aux_RnH[:, i].float() for i in range(aux_RnH.shape[1])] + [final_RH.float()]
     offsets, errors, as_declared, first, share = [], [], [], [], []
     for x_RH, expected in zip(stored, declared.readings, strict=True):
@@ -161,7 +169,8 @@ def measure(
         errors_C = errors_CM.median(dim=1).values
         best = int(errors_C.argmin())
         others = apart[best][apart[best] > 2 * errors_C[best]]
-        wrong = errors_CM[best] > (0.5 * others.min() if len(others) else torch.inf)
+        halfway = 0.5 * float(others.min()) if len(others) else math.inf
+        wrong = errors_CM[best] > _with(halfway, float(codec_C[best]))
         right = (~wrong).nonzero()[:, 0].tolist()
         e = readings.index(expected)
         plain_1M = _errors(x_RH, states_CTH[e : e + 1], sizes_CT[e : e + 1], 0)
@@ -184,6 +193,7 @@ def measure(
         separation_CC=apart,
         noise_C=noise_C,
         rounding=_rounding(reference.post_TH, coarse),
+        codec_C=codec_C,
     )
 
 
@@ -231,7 +241,12 @@ def judge(documents: Sequence[Measured], declared: Declared) -> list[Slot]:
         raise ValueError("no document was measured")
     readings = documents[0].readings
     noise_C = torch.stack([item.noise_C for item in documents]).max(dim=0).values
-    rounding = max(item.rounding for item in documents)
+    coarse = max(item.rounding for item in documents)
+    codec_C = torch.stack([item.codec_C for item in documents]).max(dim=0).values
+    floor = [
+        _noise(reading, float(noise_C[c]), coarse, float(codec_C[c]))
+        for c, reading in enumerate(readings)
+    ]
     apart_CC = _median([item.separation_CC for item in documents])
     slots = []
     for s, (name, expected) in enumerate(zip(declared.names, declared.readings, strict=True)):
@@ -239,9 +254,9 @@ def judge(documents: Sequence[Measured], declared: Declared) -> list[Slot]:
         best = int(errors_C.argmin())
         plain = readings.index(expected)
         # Of readings that cannot be told apart, the declared one is meant.
-        if errors_C[plain] <= errors_C[best] + _noise(readings[plain], noise_C[plain], rounding):
+        if errors_C[plain] <= errors_C[best] + floor[plain]:
             best = plain
-        found = _tolerance(readings, best, noise_C, rounding, apart_CC)
+        found = _tolerance(best, floor, codec_C, apart_CC)
         slots.append(
             Slot(
                 name=name,
@@ -252,7 +267,7 @@ def judge(documents: Sequence[Measured], declared: Declared) -> list[Slot]:
                     len(documents) // 2
                 ],
                 tolerance=found[0],
-                tolerance_declared=_tolerance(readings, plain, noise_C, rounding, apart_CC)[0],
+                tolerance_declared=_tolerance(plain, floor, codec_C, apart_CC)[0],
                 noise=found[1],
                 separation=found[2],
                 offsets=tuple(item.offsets[s] for item in documents),
@@ -325,20 +340,26 @@ def _rounding(states_TH: Tensor, dtype: torch.dtype) -> float:
     return float(apart.median())
 
 
-def _noise(reading: Reading, measured: Tensor | float, rounding: float) -> float:
+def _noise(reading: Reading, measured: float, coarse: float, codec: float) -> float:
     """What two right states differ by: as measured, at least a random walk of the roundings at the
-    two additions of each layer below and at storing."""
-    return max(float(measured), rounding * math.sqrt(2 * (reading.layer + 1) + 1))
+    two additions of each layer below and at storing; and what is not known of a codec's error."""
+    walk = coarse * math.sqrt(2 * (reading.layer + 1) + 1)
+    return _with(max(measured, walk), CODEC_SPREAD * codec)
 
 
 def _tolerance(
-    readings: Sequence[Reading], c: int, noise_C: Tensor, rounding: float, apart_CC: Tensor
+    c: int, floor_C: Sequence[float], codec_C: Tensor, apart_CC: Tensor
 ) -> tuple[float, float, float]:
     """Tolerance of reading c, its noise, and the distance to the nearest one that differs."""
-    noise = _noise(readings[c], noise_C[c], rounding)
+    noise, codec = floor_C[c], float(codec_C[c])
     others = apart_CC[c][apart_CC[c] > 2 * noise]
     separation = float(others.min()) if len(others) else 1.0
-    return math.sqrt(noise * separation), noise, separation
+    return _with(math.sqrt(noise * separation), codec), _with(noise, codec), separation
+
+
+def _with(error: float, codec: float) -> float:
+    """An error and a codec's beside it."""
+    return math.hypot(error, codec) if codec else error
 
 
 def _median(values: Sequence[Tensor]) -> Tensor:

@@ -16,9 +16,8 @@ from pydantic import PositiveFloat, PositiveInt
 from eagle3.settings import Settings
 
 TOKEN_BYTES = 4 + 4 + 4 + 1  # token id, argmax, log-sum-exp, mask
-CODECS = {"float32": 4.0, "bfloat16": 2.0, "fp8 with a scale a row": 1.0}
-SCALE_BYTES = {"fp8 with a scale a row": 4}
-WRITTEN = ("float32", "bfloat16")  # by extraction; of the others a plan says what they would take
+# Bytes of a number and of the scale of a row: as they are in a dtype, and in codec fp8 of any.
+CODECS = {"float32": (4, 0), "bfloat16": (2, 0), "fp8": (1, 4)}
 # Weight, gradient and two moments in float32, and the copy in bfloat16 that a step computes with.
 TRAINED_BYTES, RESUME_BYTES, STORED_BYTES = 4 * 4 + 2, 3 * 4, 2
 DECODINGS = 4  # plainly and with drafts: timed, and in fp32 to compare token for token
@@ -108,8 +107,8 @@ class Estimate:
 
     tokens: int
     supervised: int
-    token_bytes: dict[str, float]
-    disk: dict[str, float]
+    token_bytes: dict[str, int]
+    disk: dict[str, int]
     trained: int
     memory: dict[str, float]
     head_file: float
@@ -145,8 +144,8 @@ def estimate(task: Task) -> Estimate:
     supervised = round(task.samples * task.response_tokens)
     vectors = task.aux_layers + 1
     token_bytes = {
-        name: vectors * (verifier.hidden_size * size + SCALE_BYTES.get(name, 0)) + TOKEN_BYTES
-        for name, size in CODECS.items()
+        name: vectors * (verifier.hidden_size * size + scale) + TOKEN_BYTES
+        for name, (size, scale) in CODECS.items()
     }
     hidden, drafts = drafter.hidden_size, task.draft_vocabulary
     body = trained_parameters(drafter, verifier.hidden_size, task.aux_layers)
@@ -208,7 +207,7 @@ def warnings(
     Args:
         free: bytes on the disk that the data will lie on.
         device_memory: bytes of the training device, None for unknown.
-        stored: codec in use.
+        stored: the one of `CODECS` in use.
     """
     said = []
     if task.samples < FEW_SAMPLES:
@@ -218,7 +217,7 @@ def warnings(
         )
     need = found.disk[stored] + found.head_file
     if need > free:
-        others = [name for name in WRITTEN if found.disk[name] + found.head_file <= free]
+        others = [name for name in CODECS if found.disk[name] + found.head_file <= free]
         said.append(
             f"the disk is too small: {need / GIB:,.0f} GiB needed as {stored}, {free / GIB:,.0f} "
             f"GiB free; {'fits as ' + ', '.join(others) if others else 'extract fewer samples'}"

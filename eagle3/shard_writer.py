@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from eagle3.codec import STORED, stored
 from eagle3.dataset import ROWS, Document, StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.shardfile import write_tensors
 from eagle3.workspace import write_json
 
 _DRAFT = "writing.json"  # what an unfinished folder is going to be
+_Pending = tuple[str, str, dict[str, torch.Tensor]]  # id, source, rows as they are stored
 
 
 class ShardWriter:
@@ -44,7 +46,7 @@ class ShardWriter:
         self._folder = folder
         self._meta = meta
         self._shard_bytes = shard_bytes
-        self._pending: list[Document] = []
+        self._pending: list[_Pending] = []
         self._pending_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
         wanted = meta.model_dump(mode="json")
@@ -77,8 +79,9 @@ class ShardWriter:
                 meta, or hold a NaN or infinity.
         """
         _check(document, self._meta)
-        self._pending.append(document)
-        self._pending_bytes += sum(getattr(document, name).nbytes for name in ROWS)
+        rows = stored({name: getattr(document, name) for name in ROWS}, self._meta.codec)
+        self._pending.append((document.id, document.source, rows))
+        self._pending_bytes += sum(tensor.nbytes for tensor in rows.values())
         if self._pending_bytes >= self._shard_bytes:
             self._flush()
 
@@ -129,21 +132,23 @@ class ShardWriter:
         documents, self._pending, self._pending_bytes = self._pending, [], 0
         if not documents:
             return
-        lengths = [len(document.token_ids) for document in documents]
+        lengths = [len(rows["token_ids"]) for _, _, rows in documents]
         offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         name = f"shard-{len(self._shards):05d}.safetensors"
         parts: dict[str, Sequence[torch.Tensor]] = {"document": [offsets]}
-        parts |= {row: [getattr(document, row) for document in documents] for row in ROWS}
+        parts |= {
+            name: [rows[name] for _, _, rows in documents] for name in STORED[self._meta.codec]
+        }
         sha256, size = write_tensors(self._folder / name, parts)
         shard = {
             "file": name,
             "sha256": sha256,
             "bytes": size,
             "rows": sum(lengths),
-            "supervised": sum(int(document.loss_mask.sum()) for document in documents),
+            "supervised": sum(int(rows["loss_mask"].sum()) for _, _, rows in documents),
             "documents": [
-                {"id": document.id, "source": document.source, "length": length}
-                for document, length in zip(documents, lengths, strict=True)
+                {"id": name, "source": source, "length": length}
+                for (name, source, _), length in zip(documents, lengths, strict=True)
             ],
         }
         with (self._folder / "index.jsonl").open("ab") as file:

@@ -160,7 +160,12 @@ def import_states(
     verifier_path: Annotated[
         str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
     ],
-    data_dir: Annotated[Path, typer.Option(help="A folder of speculators or SpecForge.")],
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            help="A folder of speculators or SpecForge; with --codec fp8 the pipeline's own too."
+        ),
+    ],
     output_dir: Annotated[
         Path, typer.Option(help="Where train/ (and dev/) go, as the pipeline reads them.")
     ],
@@ -171,6 +176,9 @@ def import_states(
     final_hidden: FinalHidden = None,
     mask_alignment: MaskAlignment = None,
     padding_rows: PaddingRows = "refuse",
+    codec: Annotated[
+        str, typer.Option(help="none, or fp8: 8 bits a number and a scale for every row and layer.")
+    ] = "none",
 ) -> None:
     """Write another program's hidden states as the pipeline's own shards."""
     from experiments.conventions_flags import conventions
@@ -182,6 +190,7 @@ def import_states(
         output_dir=output_dir,
         val_ratio=val_ratio,
         conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
+        codec=codec,
     )
 
 

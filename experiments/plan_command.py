@@ -13,7 +13,6 @@ from eagle3.extraction.base import ExtractSettings, choose_layers
 from eagle3.layer_ids import RAW_LAYER_IDS, sglang_layer_ids, vllm_ids
 from eagle3.planning import (
     GIB,
-    WRITTEN,
     Estimate,
     PlanSettings,
     Shape,
@@ -52,7 +51,9 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
     task = _task(params, settings, shape, train, len(layers))
     found = estimate(task)
     free = float(shutil.disk_usage(root).free)
-    stored = extract.dtype if extract.dtype != "float16" else "bfloat16"
+    stored: str = extract.dtype if extract.dtype != "float16" else "bfloat16"
+    if extract.codec != "none":
+        stored = extract.codec
     said = warnings(task, found, free=free, device_memory=_device(params), stored=stored)
     said += _misfits(shape, train, task)
     return [
@@ -215,8 +216,8 @@ def _lines(task: Task, found: Estimate, *, given: bool) -> list[str]:
         "hidden states on disk:",
     ]
     lines += [
-        f"  {name}: {found.token_bytes[name]:,.0f} bytes a token, {size / GIB:,.1f} GiB"
-        f"{'' if name in WRITTEN else ' (nothing here writes it yet)'}"
+        f"  {name}: {found.token_bytes[name]:,} bytes a token, {size / GIB:,.1f} GiB"
+        f"{' (extract.codec)' if name == 'fp8' else ''}"
         for name, size in found.disk.items()
     ]
     lines += [

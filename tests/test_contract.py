@@ -70,6 +70,21 @@ def test_right_states_pass(lab: Lab, right: Path) -> None:
     assert found["train"]["words"].endswith("which made them")
 
 
+def test_states_in_fp8(lab: Lab, tmp_path: Path) -> None:
+    """What the codec rounded away is no fault; a layer beside the right one still is."""
+    settings = ParitySettings(engine="transformers", documents=6, max_tokens=64, dtype="bfloat16")
+    write(lab, tmp_path / "right", lab.documents(), codec="fp8")
+    write(lab, tmp_path / "higher", lab.documents(aux=[k + 1 for k in AUX]), codec="fp8")
+    write(lab, tmp_path / "shifted", lab.documents(shift=1), codec="fp8")
+    with open_engine("transformers", lab.spec, settings, "cpu", longest=80) as engine:
+        found = check_splits(tmp_path / "right", lab.head, settings, engine)[""]["engine"]
+        assert 0.01 < found["largest_error"] < 0.035
+        for folder, text in (("higher", "one too high"), ("shifted", "token t [+] 1")):
+            with pytest.raises(HarnessError, match=text):
+                check_splits(tmp_path / folder, lab.head, settings, engine)
+    assert check_splits(tmp_path / "right", lab.head, settings, None)[""]["engine"] is None
+
+
 def test_without_an_engine(lab: Lab, right: Path) -> None:
     found = check_splits(right / "dev", lab.head, ParitySettings(), None)
     assert found[""]["engine"] is None

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,9 @@ META = StatesMeta(
     hidden_size=HIDDEN,
     vocab_size=100,
 )
+FP8 = META.model_copy(update={"codec": "fp8"})
 BYTES_PER_ROW = 3 * HIDDEN * 2 + 4 + 4 + 4 + 1
+both_codecs = pytest.mark.parametrize("meta", [META, FP8], ids=["none", "fp8"])
 
 
 def make_document(number: int) -> Document:
@@ -52,8 +55,11 @@ def make_document(number: int) -> Document:
     )
 
 
-def write(folder: Path, numbers: range, shard_rows: int = 20) -> StatesMeta:
-    writer = ShardWriter(folder, META, shard_rows * BYTES_PER_ROW)
+def write(
+    folder: Path, numbers: range, shard_rows: int = 20, meta: StatesMeta = META
+) -> StatesMeta:
+    width = BYTES_PER_ROW if meta.codec == "none" else 3 * (HIDDEN + 4) + 4 + 4 + 4 + 1
+    writer = ShardWriter(folder, meta, shard_rows * width)
     for number in numbers:
         if f"d{number}" not in writer.done:
             writer.add(make_document(number))
@@ -64,8 +70,10 @@ def contents(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
 
 
-def test_reads_what_was_written(tmp_path: Path) -> None:
-    meta = write(tmp_path / "a", range(17))
+@both_codecs
+def test_reads_what_was_written(tmp_path: Path, meta: StatesMeta) -> None:
+    # All numbers of a row are alike, so that fp8 loses nothing.
+    meta = write(tmp_path / "a", range(17), meta=meta)
     assert (meta.documents, meta.rows) == (17, sum(n % 5 + 3 for n in range(17)))
     assert meta.supervised == sum(int(make_document(n).loss_mask.sum()) for n in range(17))
     dataset = StatesDataset.open(tmp_path / "a", verify=True)
@@ -93,6 +101,49 @@ def test_shards_are_plain_safetensors(tmp_path: Path) -> None:
     assert tensors["aux"][7, 1, 0] == 2.5 and tensors["final"][7, 0] == -2
 
 
+def test_fp8_on_disk(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    write(tmp_path / "a", range(3), shard_rows=1000, meta=FP8)
+    tensors = load_file(tmp_path / "a" / "shard-00000.safetensors")
+    assert tensors["aux"].shape == (12, 2, HIDDEN)
+    assert tensors["aux"].dtype == tensors["final"].dtype == torch.float8_e4m3fn
+    assert tensors["aux_scale"].shape == (12, 2) and tensors["final_scale"].shape == (12,)
+    assert tensors["aux_scale"][7, 1] == torch.tensor(2.5) / 448
+    assert tensors["aux"][7, 1].float().tolist() == [448.0] * HIDDEN
+    assert tensors["final"][7].float().tolist() == [-448.0] * HIDDEN
+
+
+def test_fp8_is_decoded_when_states_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a", range(4), meta=FP8)
+    dataset = pickle.loads(pickle.dumps(StatesDataset.open(tmp_path / "a")))
+    monkeypatch.setattr("eagle3.dataset.decode", None)
+    document = dataset[3]
+    assert document.token_ids.tolist() == [3, 4, 5, 6, 7, 8] and document.id == "d3"
+    lean = replace(document, aux=document.token_ids, final=document.token_ids)
+    assert torch.equal(lean.aux, document.token_ids)
+    assert "a/shard-00000.safetensors" in Path("/proc/self/maps").read_text()
+    monkeypatch.undo()
+    assert document.aux is document.aux and torch.equal(document.aux, make_document(3).aux)
+    cut = replace(document, aux=document.aux[:2])
+    assert len(cut.aux) == 2 and torch.equal(cut.final, make_document(3).final)
+
+
+def test_codecs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a", range(3), meta=FP8)
+    file = tmp_path / "a" / "meta.json"
+    said = json.loads(file.read_text())
+    assert said["codec"] == "fp8" and said["dtype"] == "bfloat16"
+    file.write_text(json.dumps(said | {"codec": "fp4"}))
+    with pytest.raises(HarnessError, match=r"meta.json[\s\S]*codec[\s\S]*'none' or 'fp8'"):
+        StatesDataset.open(tmp_path / "a")
+    file.write_text(json.dumps(said | {"codec": "none"}))
+    with pytest.raises(HarnessError, match=r"in another way[\s\S]*shard-00000[\s\S]*float8_e4m3fn"):
+        StatesDataset.open(tmp_path / "a")[0]
+
+
 def test_memory_mapping_does_not_copy(tmp_path: Path) -> None:
     write(tmp_path / "a", range(4), shard_rows=1000)
     dataset = StatesDataset.open(tmp_path / "a")
@@ -117,10 +168,16 @@ def test_memory_mapping_does_not_copy(tmp_path: Path) -> None:
         (ShardWriter, "add", 15),
     ],
 )
+@both_codecs
 def test_killed_and_resumed_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: object, name: str, deaths: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: object,
+    name: str,
+    deaths: int,
+    meta: StatesMeta,
 ) -> None:
-    write(tmp_path / "whole", range(23))
+    write(tmp_path / "whole", range(23), meta=meta)
     killed = tmp_path / "killed"
     calls = itertools.count(1)
     real = getattr(target, name)
@@ -133,13 +190,13 @@ def test_killed_and_resumed_gives_the_same_bytes(
     child = os.fork()
     if child == 0:
         monkeypatch.setattr(target, name, dying)
-        write(killed, range(23))
+        write(killed, range(23), meta=meta)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     with pytest.raises(HarnessError, match="no finished folder"):
         StatesDataset.open(killed)
-    write(killed, range(23))
+    write(killed, range(23), meta=meta)
     assert contents(killed) == contents(tmp_path / "whole")
 
 
@@ -213,16 +270,18 @@ def test_other_states_are_not_mixed_in(tmp_path: Path) -> None:
         )
 
 
-def test_samples_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, META)
+@both_codecs
+def test_samples_that_do_not_fit_are_named(tmp_path: Path, meta: StatesMeta) -> None:
+    writer = ShardWriter(tmp_path, meta)
     good = make_document(1)
     fields = dict(good.__dict__)
     with pytest.raises(HarnessError, match=r"final does not fit[\s\S]*sample d1"):
         writer.add(Document(**{**fields, "final": good.final[1:]}))
-    spoilt = good.aux.clone()
-    spoilt[2, 1, 3] = float("nan")
-    with pytest.raises(HarnessError, match=r"aux holds a NaN[\s\S]*sample d1"):
-        writer.add(Document(**{**fields, "aux": spoilt}))
+    for value in ("nan", "inf"):
+        spoilt = good.aux.clone()
+        spoilt[2, 1, 3] = float(value)
+        with pytest.raises(HarnessError, match=r"aux holds a NaN[\s\S]*sample d1"):
+            writer.add(Document(**{**fields, "aux": spoilt}))
     with pytest.raises(HarnessError, match="no document to write"):
         writer.finish()
 

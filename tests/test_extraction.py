@@ -161,8 +161,18 @@ def responses(lengths: Sequence[int] = (6, 4, 5, 3, 3, 2)) -> list[Response]:
     ]
 
 
-def run(engine: Fake, folder: Path, lengths: Sequence[int] = (6, 4, 5, 3, 3, 2)) -> Any:
-    return extract(engine, responses(lengths), folder, meta=FAKE_META, settings=FAKE_SETTINGS)
+FP8_META = FAKE_META.model_copy(update={"codec": "fp8"})
+FP8_SETTINGS = FAKE_SETTINGS.model_copy(update={"codec": "fp8", "shard_bytes": 37 * 13})
+
+
+def run(
+    engine: Fake,
+    folder: Path,
+    lengths: Sequence[int] = (6, 4, 5, 3, 3, 2),
+    codec: str = "none",
+) -> Any:
+    meta, settings = (FP8_META, FP8_SETTINGS) if codec == "fp8" else (FAKE_META, FAKE_SETTINGS)
+    return extract(engine, responses(lengths), folder, meta=meta, settings=settings)
 
 
 def test_rows_belong_to_their_tokens(tmp_path: Path) -> None:
@@ -181,21 +191,26 @@ def test_rows_belong_to_their_tokens(tmp_path: Path) -> None:
     assert one.verifier_top1.tolist() == [2, 3, 4, 5]
 
 
-def test_interrupted_extraction_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["none", "fp8"])
+def test_interrupted_extraction_goes_on(tmp_path: Path, codec: str) -> None:
     whole = Fake()
-    run(whole, tmp_path / "whole")
+    run(whole, tmp_path / "whole", codec=codec)
     assert whole.calls == [[6, 5], [4, 3, 3], [2]]
     with pytest.raises(KeyboardInterrupt):
-        run(Fake(dies_at=2), tmp_path / "cut")
+        run(Fake(dies_at=2), tmp_path / "cut", codec=codec)
     resumed = Fake()
-    result = run(resumed, tmp_path / "cut")
+    result = run(resumed, tmp_path / "cut", codec=codec)
     # The first shard holds the first batch and one document of the second, which runs in whole.
     assert resumed.calls == [[4, 3, 3], [2]] and result.tokens == 8
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "cut").iterdir())
     for name in names:
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
-    assert run(Fake(), tmp_path / "whole").tokens == 0
+    assert run(Fake(), tmp_path / "whole", codec=codec).tokens == 0
+    states = StatesDataset.open(tmp_path / "whole", verify=True)
+    assert states.meta.codec == codec and states[2].aux[:, 1, 3].tolist() == [1, 2, 3, 4]
+    # What is computed from the states is computed before they are rounded.
+    assert states[2].verifier_lse.tolist() == [1, 2, 3, 4]
 
 
 def test_missing_rows_name_the_sample(tmp_path: Path) -> None:

@@ -79,6 +79,36 @@ def test_in_place_imported_and_from_scratch_are_one(
     assert not list(Path(".work").glob("*/head.safetensors"))
 
 
+def test_training_on_fp8_states(project: Path) -> None:
+    """Imported into fp8 at once or by way of the pipeline's own shards: the same bytes; a drafter
+    trained on them is near the one trained on the states as they were."""
+    importing: dict[str, Any] = {"verifier_path": "verifier", "val_ratio": 0.3}
+    import_command.run(
+        **importing, data_dir=Path("v1"), output_dir=Path("shards"), conventions=SAID
+    )
+    import_command.run(
+        **importing, data_dir=Path("v1"), output_dir=Path("at_once"), conventions=SAID, codec="fp8"
+    )
+    again = {"data_dir": Path("shards"), "conventions": Conventions(), "codec": "fp8"}
+    import_command.run(**importing, output_dir=Path("again"), **again)
+    for name in ("train", "dev"):
+        files = sorted(path.name for path in Path("shards", name).iterdir())
+        for file in files:
+            at_once, later = (Path(out, name, file).read_bytes() for out in ("at_once", "again"))
+            assert at_once == later
+        wide, narrow = (Path(out, name, files[-1]).stat().st_size for out in ("shards", "again"))
+        assert narrow < 0.4 * wide  # of float32
+        assert StatesDataset.open(Path("again") / name, verify=True).meta.codec == "fp8"
+    plain = train("shards", "a", conventions=Conventions(), noise_std=None)
+    fp8 = train("again", "b", conventions=Conventions(), noise_std=None)
+    moved = [float((fp8[name] - plain[name]).norm() / plain[name].norm()) for name in plain]
+    assert 0 < max(moved) < 0.3
+    with pytest.raises(HarnessError, match="say themselves what they are"):
+        import_command.run(**importing, output_dir=Path("c"), **(again | {"conventions": SAID}))
+    with pytest.raises(HarnessError, match=r"no such codec[\s\S]*none or fp8"):
+        import_command.run(**importing, output_dir=Path("c"), **(again | {"codec": "fp4"}))
+
+
 def test_pre_and_post_norm_states_train_alike(project: Path) -> None:
     """speculators' states are from before the last norm, SpecForge's from after: one verifier."""
     first, second = train("v1", "a", noise_std=None), train("specforge", "b", noise_std=None)

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 from pydantic import Field
 
+from eagle3.codec import Codec
 from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
@@ -23,15 +24,16 @@ class ExtractSettings(Settings):
     """How hidden states are extracted.
 
     `aux_layers` are post-layer indices in the order in which the drafter concatenates them; None
-    stands for `default_layers`. `batch_tokens` bounds the padded size of a batch, `shard_bytes` the
-    size of a shard and with it the memory and the work that a kill can cost. `server` says where a
-    serving engine's servers are, for the backends that have one.
+    stands for `default_layers`. `codec` is how states of that `dtype` are stored (`eagle3.codec`).
+    `batch_tokens` bounds the padded size of a batch, `shard_bytes` the size of a shard and with it
+    the memory and the work that a kill can cost. `server` says where a serving engine's servers
+    are, for the backends that have one.
     """
 
     backend: Literal["transformers", "sglang", "vllm"] = "transformers"
     aux_layers: list[int] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    codec: Literal["none"] = "none"
+    codec: Codec = "none"
     batch_tokens: int = Field(default=4096, gt=0)
     shard_bytes: int = Field(default=1 << 30, gt=0)
     server: ServerSettings = Field(default_factory=ServerSettings)
