@@ -155,7 +155,7 @@ def run(
             tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
             training = notes.Training(
                 name=output_dir.name,
-                init=work / "head.safetensors" if init is None else init,
+                init=init,
                 verifier=data.meta.verifier,
                 states=data_dir,
                 documents=len(data.lengths),
@@ -167,7 +167,7 @@ def run(
             try:
                 stop_on_signals()
                 result = train_arm(
-                    training.init,
+                    work / "head.safetensors" if init is None else init,
                     data,
                     settings,
                     seed=runs.seed,

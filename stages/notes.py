@@ -17,12 +17,12 @@ TAG = "mlflow.note.content"
 class Training:
     """A training, as it is before its first step.
 
-    init: what it starts from: a head file (from scratch) or a checkpoint folder.
+    init: the checkpoint that it starts from; None: from scratch.
     budget: in words.
     """
 
     name: str
-    init: Path
+    init: Path | None
     verifier: str
     states: Path
     documents: int
@@ -32,8 +32,7 @@ class Training:
 
     def begun(self) -> str:
         """What is trained on what."""
-        scratch = self.init.is_file()
-        start = "from scratch" if scratch else f"finetuned from `{self.init}`"
+        start = "from scratch" if self.init is None else f"finetuned from `{self.init}`"
         return (
             f"Drafter **{self.name}**, {start}, on {self.documents:,} answers of {self.verifier} "
             f"(states in `{self.states}`): {self.budget}, {self.ttt_steps} TTT steps, learning "

@@ -62,7 +62,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         tracker.log_params({"seed": stage.run.seed, "threads": stage.run.threads})
         training = notes.Training(
             name=args.arm,
-            init=Path(arm.init),
+            init=None if Path(arm.init).is_file() else Path(arm.init),
             verifier=data.meta.verifier,
             states=Path(arm.states),
             documents=len(data.lengths),

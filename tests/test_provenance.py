@@ -229,11 +229,9 @@ def test_a_models_metrics_stand_under_their_data(tmp_path: Path, store: Store) -
     assert client.get_run(str(trained)).data.metrics == {"tau.all": 1.5}
 
 
-def test_what_a_run_is_in_words(tmp_path: Path) -> None:
-    head = tmp_path / "head.safetensors"
-    head.touch()
+def test_what_a_run_is_in_words() -> None:
     about = notes.Training(
-        name="a", init=head, verifier="V", states=Path("data/states"), documents=1200,
+        name="a", init=None, verifier="V", states=Path("data/states"), documents=1200,
         budget=notes.budget(280000, None), lr=2e-3, ttt_steps=3,
     )  # fmt: skip
     assert about.begun() == (
