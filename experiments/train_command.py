@@ -39,7 +39,7 @@ from experiments.training_data import (
     vocabulary_of,
 )
 from experiments.verifier_argument import head_of, verifier_of
-from stages import provenance
+from stages import notes, provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.signals import ignore_stop_signals, stop_on_signals
@@ -153,6 +153,17 @@ def run(
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
         with _tracked(root, output_dir, key, leads=ranks.leads) as tracker:
             tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
+            training = notes.Training(
+                name=output_dir.name,
+                init=init,
+                verifier=data.meta.verifier,
+                states=data_dir,
+                documents=len(data.lengths),
+                budget=notes.budget(tokens, epochs or 1),
+                lr=settings.lr,
+                ttt_steps=settings.objective.ttt_steps,
+            )
+            tracker.log_tags({notes.TAG: training.begun()})
             try:
                 stop_on_signals()
                 result = train_arm(
@@ -172,6 +183,14 @@ def run(
                 ignore_stop_signals()
                 log.info("stopped; the same command takes up what is finished")
                 raise
+            said = training.ended(
+                tokens=result.tokens,
+                steps=result.steps,
+                best_step=result.best_step,
+                best_tau=result.best_tau,
+                outputs={"checkpoint": output_dir},
+            )
+            tracker.log_tags({notes.TAG: said})
         if not ranks.leads:
             return
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)

@@ -26,6 +26,7 @@ WITHOUT_EFFECT = (
     "stages/closure.py",
     "stages/dvc_files.py",
     "stages/fitting.py",
+    "stages/notes.py",
     "stages/params.py",
     "stages/provenance.py",
     "stages/runner.py",

@@ -39,6 +39,7 @@ from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
 from eagle3.verifier_model import load_tokenizer
 from eagle3.workspace import write_json
+from stages import notes
 from stages.runner import Stage, run_stage
 from stages.tables import Table, log_tables
 
@@ -77,25 +78,28 @@ def texts_of(
 def tables_of(
     counts: Sequence[PromptCounts], texts: Sequence[Mapping[str, Any]]
 ) -> dict[str, Table]:
-    """The evaluation by prompt, for MLflow's page."""
-    head = ["prompt", "benchmark", "tau", "steps", "tokens"]
+    """The evaluation by prompt, for MLflow's page.
+
+    That page groups by the first column and compares the second one between runs.
+    """
+    head = ["prompt", "tau", "benchmark", "steps", "tokens"]
     positions = len(counts[0].accepted_per_position)
     return {
         "acceptance_by_prompt": Table(
             [*head, *(f"accepted at {i + 1}" for i in range(positions))],
             [
                 [
-                    *(item.id, item.benchmark, acceptance_length(item.accepted, item.verify_steps)),
+                    *(item.id, acceptance_length(item.accepted, item.verify_steps), item.benchmark),
                     *(item.verify_steps, item.tokens, *item.accepted_per_position),
                 ]
                 for item in counts
             ],
         ),
         "decoded_texts": Table(
-            ["prompt", "benchmark", "asked", "answer", "accepted drafts", "tokens"],
+            ["prompt", "answer", "asked", "benchmark", "accepted drafts", "tokens"],
             [
                 [
-                    *(item["id"], item["benchmark"], item["prompt"], "".join(item["pieces"])),
+                    *(item["id"], "".join(item["pieces"]), item["prompt"], item["benchmark"]),
                     *(sum(map(bool, item["positions"])), len(item["positions"])),
                 ]
                 for item in texts
@@ -140,6 +144,22 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         tracker.log_metrics({f"tau.{engine.name}": served["served"]["tau"]}, 0)
 
     everything = summary.pop(ALL)
+    said = notes.evaluation(
+        args.arm,
+        checkpoint=args.checkpoint,
+        verifier=head.config.verifier,
+        overall=everything,
+        benchmarks=summary,
+        timing=timing,
+        exactness=exact.summary()["exactness"],
+        outputs={
+            "summary": args.summary,
+            "counts by prompt": args.prompts,
+            "speeds": args.timing,
+            "decoded texts": args.texts,
+        },
+    )
+    tracker.log_tags({notes.TAG: said})
     write_counts(args.prompts, counts)
     texts = texts_of(tokenizer, states, prompts, exact)
     write_texts(args.texts, texts)

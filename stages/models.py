@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from stages.tracking import Store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel
+    from mlflow.entities import LoggedModel, Metric, Run
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,17 @@ TRAIN, EVALUATE = "train@", "evaluate@"
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint: name, where it lies, its digest, and the runs that trained and tested it."""
+    """A checkpoint: name, where it lies, its digest, and the runs that trained and tested it.
+
+    tested_on: path of the test answers.
+    """
 
     arm: str
     path: str
     digest: str
     trained_by: str
     evaluated_by: str | None
+    tested_on: str | None
 
 
 def models(lineage: Lineage) -> list[Model]:
@@ -55,8 +59,14 @@ def models(lineage: Lineage) -> list[Model]:
         tests = lineage.record(tested).get("mlflow_runs", []) if tested else []
         if runs:
             by = next((run["run_id"] for run in tests if run.get("run_id")), None)
-            found.append(Model(arm, path, digest, runs[0], by))
+            states = _argument(tested.cmd, "--states") if tested else None
+            found.append(Model(arm, path, digest, runs[0], by, states))
     return found
+
+
+def _argument(command: str, name: str) -> str | None:
+    words = command.split()
+    return words[words.index(name) + 1] if name in words else None
 
 
 def results(numbers: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -121,15 +131,21 @@ def _create(client: MlflowClient, experiment: str, model: Model) -> LoggedModel:
 def _tell(
     client: MlflowClient, listed: LoggedModel, model: Model, found: Mapping[str, float]
 ) -> None:
-    """The metrics that the store has otherwise or not at all, and the run that measured them."""
+    """The metrics that the store has otherwise or not at all, and the run that measured them.
+
+    Those of the model are that run's own, under the data that it measured them on; the training's
+    run has them for its row in the list of runs.
+    """
     from mlflow.entities import LoggedModelInput, Metric
 
-    said = {m.key: m.value for m in sorted(listed.metrics or [], key=lambda m: m.timestamp)}
+    trained = client.get_run(model.trained_by)
     now = int(time.time() * 1000)
+    # With no run that measured them, they are the model's by way of the training's.
+    alone = listed.model_id if model.evaluated_by is None else None
     metrics = [
-        Metric(name, value, now, 0, model_id=listed.model_id)
+        Metric(name, value, now, 0, model_id=alone)
         for name, value in found.items()
-        if said.get(name) != value
+        if trained.data.metrics.get(name) != value
     ]
     if metrics:
         client.log_batch(model.trained_by, metrics=metrics, synchronous=True)
@@ -139,3 +155,43 @@ def _tell(
     linked = {one.model_id for one in inputs.model_inputs} if inputs else set()
     if listed.model_id not in linked:
         client.log_inputs(model.evaluated_by, models=[LoggedModelInput(listed.model_id)])
+    if measured := _measured(client, listed, model, found):
+        client.log_batch(model.evaluated_by, metrics=measured, synchronous=True)
+
+
+def _measured(
+    client: MlflowClient, listed: LoggedModel, model: Model, names: Iterable[str]
+) -> list[Metric]:
+    """The evaluation's metrics of these names that the model does not have yet.
+
+    They are the run's own points, so that the store, which keeps one of each value and time, adds
+    nothing to the run.
+    """
+    from mlflow.entities import Metric
+
+    assert model.evaluated_by is not None
+    name, digest = _dataset(client.get_run(model.evaluated_by), model.tested_on)
+    said = {(m.run_id, m.key, m.dataset_digest) for m in listed.metrics or []}
+    return [
+        Metric(
+            point.key,
+            point.value,
+            point.timestamp,
+            point.step,
+            model_id=listed.model_id,
+            dataset_name=name,
+            dataset_digest=digest,
+        )
+        for key in names
+        if (model.evaluated_by, key, digest) not in said
+        for point in client.get_metric_history(model.evaluated_by, key)[-1:]
+    ]
+
+
+def _dataset(run: Run, tested_on: str | None) -> tuple[str, str] | tuple[None, None]:
+    """Name and digest of that input of the run which holds the test answers."""
+    for item in run.inputs.dataset_inputs if run.inputs and tested_on else ():
+        name = item.dataset.name
+        if tested_on == name or str(tested_on).startswith(f"{name}/"):
+            return name, item.dataset.digest
+    return None, None

@@ -11,6 +11,7 @@ from eagle3.report.page import ReportSettings, render
 from eagle3.report.summary import summary
 from eagle3.tracking import flatten
 from eagle3.workspace import write_atomically, write_json
+from stages import notes
 from stages.dvc_files import read_lock
 from stages.lineage import Lineage
 from stages.models import register, results
@@ -90,7 +91,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     flat = {name: value for name, value in flatten(numbers).items() if name != "compare.verdict"}
     tracker.log_metrics({n: v for n, v in flat.items() if isinstance(v, int | float)}, 0)
     verdict = numbers.get("compare", {}).get("verdict", "One report of several runs.")
-    tracker.log_tags({"mlflow.note.content": f"{verdict}\n\nThe report is under Artifacts."})
+    tracker.log_tags({notes.TAG: f"{verdict}\n\nThe report is under Artifacts."})
     tracker.log_artifact(args.out)
     log_table(tracker, args.prompts)
     if lineage is not None:

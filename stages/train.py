@@ -16,6 +16,7 @@ from eagle3.tracking import flatten
 from eagle3.verifier_head import read_head
 from eagle3.vocab import read_vocabulary
 from eagle3.workspace import digest_file, publish, write_atomically
+from stages import notes
 from stages.params import read_params, section_values
 from stages.runner import Stage, run_stage
 
@@ -59,6 +60,17 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             flatten({"arm": arm.model_dump(exclude={"train"}), **settings.model_dump()})
         )
         tracker.log_params({"seed": stage.run.seed, "threads": stage.run.threads})
+        training = notes.Training(
+            name=args.arm,
+            init=None if Path(arm.init).is_file() else Path(arm.init),
+            verifier=data.meta.verifier,
+            states=Path(arm.states),
+            documents=len(data.lengths),
+            budget=notes.budget(arm.tokens, arm.epochs),
+            lr=settings.lr,
+            ttt_steps=settings.objective.ttt_steps,
+        )
+        tracker.log_tags({notes.TAG: training.begun()})
         result = train_arm(
             Path(arm.init),
             data,
@@ -81,6 +93,17 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         write_atomically(args.curve, "\n".join(lines) + "\n")
         tracker.log_metrics(
             {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0}, result.steps
+        )
+        tracker.log_tags(
+            {
+                notes.TAG: training.ended(
+                    tokens=result.tokens,
+                    steps=result.steps,
+                    best_step=result.best_step,
+                    best_tau=result.best_tau,
+                    outputs={"checkpoint": args.out, "curve": args.curve},
+                )
+            }
         )
         trained = {"steps": result.steps, "tokens": result.tokens}
         stage.note("trained", trained | {"stopped_early": result.stopped_early})

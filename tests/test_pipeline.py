@@ -185,6 +185,16 @@ def test_every_run_is_in_mlflow(project: Project) -> None:
         assert run.data.tags["git_dirty"] == "false"  # what DVC rewrites does not count
         assert any(tag.startswith("data.") for tag in run.data.tags), name
     assert by_stage["train@scratch"].data.metrics
+    for name, said in (
+        ("train@scratch", ("**scratch**, from scratch", "dev τ", "`checkpoints/scratch`")),
+        ("train@finetune", ("finetuned from `checkpoints/base`",)),
+        ("evaluate@finetune", ("test prompts", "break-even", "`metrics/finetune.jsonl`")),
+    ):
+        note = by_stage[name].data.tags["mlflow.note.content"]
+        assert all(part in note for part in said), note
+    for model in client.search_logged_models([experiment.experiment_id]):
+        assert {metric.dataset_name for metric in model.metrics} == {"data/hidden_states"}
+        assert {metric.key for metric in model.metrics} >= {"tau.all", "speedup"}
 
 
 @pytest.mark.slow

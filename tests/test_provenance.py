@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,7 +19,7 @@ from experiments.study.bench import Bench
 from experiments.study.origin import origin
 from experiments.study.store import FACTS
 from experiments.study_origin import study_run
-from stages import models, provenance
+from stages import models, notes, provenance
 from stages.abandoned import close_abandoned
 from stages.dvc_files import file_digest
 from stages.lineage import Lineage
@@ -198,3 +199,64 @@ def test_checkpoints_are_listed_once(tmp_path: Path, store: Store) -> None:
     assert len(client.get_metric_history(str(run_id), "tau.all")) == 1
     dead = Store("sqlite:////nowhere/at/all.db", None)
     assert models.register(dead, Lineage(tmp_path), found) == 0
+
+
+def test_a_models_metrics_stand_under_their_data(tmp_path: Path, store: Store) -> None:
+    """As the run has them that measured them, which has no point more for it."""
+    trained = MlflowTracker(store, tmp_path / "j", run_name="train a").close()["run_id"]
+    tags = {"data.checkpoints/a": "aaaa.dir", "data.data/states": "cccc.dir"}
+    tracker = MlflowTracker(store, tmp_path / "j", run_name="evaluate a", tags=tags)
+    tracker.log_metrics({"tau.all": 1.50001, "r": 1.0625}, 0)
+    tested = tracker.close()["run_id"]
+    lock = LOCK.replace("evaluate@a\n", "evaluate@a --states data/states/test\n").replace(
+        "md5: bbbb}", "md5: bbbb}\n    - {path: provenance/evaluate@a.json, md5: TESTED}"
+    )
+    (tmp_path / "provenance").mkdir()
+    for stage, run, word in (("train@a", trained, "RECORD"), ("evaluate@a", tested, "TESTED")):
+        record = tmp_path / "provenance" / f"{stage}.json"
+        record.write_text(json.dumps({"mlflow_runs": [{"run_id": run}]}))
+        lock = lock.replace(word, file_digest(record))
+    (tmp_path / "dvc.lock").write_text(lock)
+    found = {"a": {"tau.all": 1.5}}
+    for new in (1, 0):
+        assert models.register(store, Lineage(tmp_path), found) == new
+    client, experiment = open_client(store)
+    (model,) = client.search_logged_models([experiment])
+    (metric,) = model.metrics
+    assert (metric.key, metric.value, metric.run_id) == ("tau.all", 1.50001, tested)
+    assert (metric.dataset_name, metric.dataset_digest) == ("data/states", "cccc.dir")
+    assert len(client.get_metric_history(str(tested), "tau.all")) == 1
+    assert client.get_run(str(trained)).data.metrics == {"tau.all": 1.5}
+
+
+def test_what_a_run_is_in_words() -> None:
+    about = notes.Training(
+        name="a", init=None, verifier="V", states=Path("data/states"), documents=1200,
+        budget=notes.budget(280000, None), lr=2e-3, ttt_steps=3,
+    )  # fmt: skip
+    assert about.begun() == (
+        "Drafter **a**, from scratch, on 1,200 answers of V (states in `data/states`): 280,000 "
+        "training tokens, 3 TTT steps, learning rate 0.002."
+    )
+    outputs = {"checkpoint": Path("checkpoints/a"), "curve": Path("a.jsonl")}
+    ended = about.ended(tokens=1000, steps=20, best_step=10, best_tau=1.5, outputs=outputs)
+    assert ended == about.begun() + (
+        "\n\nAfter 1,000 tokens in 20 steps the weights kept are those of step 10: "
+        "**dev τ 1.500**. Checkpoint in `checkpoints/a` and curve in `a.jsonl`."
+    )
+    assert notes.budget(None, 1) == "one pass"
+    assert "finetuned from `base`" in replace(about, init=Path("base")).begun()
+    timing = {"k": 3, "dtype": "bfloat16", "device": "cpu", "prompts": 16, "speedup": 0.9}
+    said = notes.evaluation(
+        "a",
+        checkpoint=Path("checkpoints/a"),
+        verifier="V",
+        overall={"prompts": 244, "tau": 1.5},
+        benchmarks={"x": {"tau": 1.25}, "y": {"tau": 1.75}},
+        timing={**timing, "break_even_tau": 1.625},
+        exactness={"prompts": 16, "equal": 15},
+        outputs=outputs,
+    )
+    assert "τ 1.500** (x 1.250, y 1.750)" in said and "break-even is τ 1.62" in said
+    assert "0.90 times the speed of plain decoding, **no faster**" in said
+    assert "15 of 16 texts" in said
