@@ -66,7 +66,8 @@ def lineage(
     what: Annotated[
         str,
         typer.Argument(
-            help="A path, an MLflow run's id, a stage, or a key of metrics/summary.json."
+            help="A path (results in reports/, too), an MLflow run's id, a stage, or a key of "
+            "metrics/summary.json."
         ),
     ],
     against: Annotated[

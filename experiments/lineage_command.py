@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
 from experiments import origins_text
+from experiments.evidence_origin import EVIDENCE, Said, evidence_origin
 from experiments.origins import differences
 from experiments.study_origin import study_run
 from stages.lineage import Lineage, Step, Target
@@ -25,44 +27,67 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
         HarnessError: see `Lineage.find`.
     """
     lineage = Lineage(root)
-    target, steps = _origin(root, lineage, asked)
+    target, steps, said = _origin(root, lineage, asked)
     if against is not None:
-        second = _origin(root, lineage, against)
-        _compare((target, steps), second, _varies(root), as_json)
+        other, others, _ = _origin(root, lineage, against)
+        if target.kind == other.kind == EVIDENCE:  # what two files come from, whatever their names
+            steps, others = _unnamed(steps), _unnamed(others)
+        _compare((target, steps), (other, others), _varies(root), as_json)
     elif as_json:
         about: dict[str, Any] = {"asked": asked, "kind": target.kind}
         if target.value is not None:
             about["value"] = target.value
+        if said:
+            about["said"] = [{word: text} for word, text in said]
         print(json.dumps({**about, "steps": [step.as_json() for step in steps]}, indent=2))
     else:
-        print(as_text(target, steps))
+        print(as_text(target, steps, said))
 
 
-def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step]]:
+def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step], Said]:
     try:
         target = lineage.find(asked)
     except HarnessError:
-        if (found := study_run(root, lineage, asked)) is not None:
-            return found
+        if (run := study_run(root, lineage, asked)) is not None:
+            return *run, []
+        if (evidence := evidence_origin(root, lineage, asked)) is not None:
+            return evidence
         raise
-    return target, lineage.chain(target.entry)
+    return target, lineage.chain(target.entry), []
 
 
-def as_text(target: Target, steps: list[Step]) -> str:
-    """The chain, one paragraph a stage, each above those that it needs."""
+def _unnamed(steps: list[Step]) -> list[Step]:
+    first = steps[0]
+    if "commit" not in first.record:
+        raise HarnessError(
+            "a file that says nothing of its origin cannot be compared",
+            where=first.stage,
+            fix="ask for it alone, or run again what made it",
+        )
+    return [replace(first, stage="the result", outs={}), *steps[1:]]
+
+
+def as_text(target: Target, steps: list[Step], said: Said | None = None) -> str:
+    """The chain, one paragraph a stage, each above those that it needs.
+
+    Args:
+        said: what is known of the first besides.
+    """
     first = target.asked if target.value is None else f"{target.asked} = {_shown(target.value)}"
     # Settings of what was asked for, of its arm's other stages (a τ is asked for, its training is
     # what one wants to know), and of where everything begins; --json has those of all.
     _, at, arm = steps[0].stage.partition("@")
     told = {step.stage for step in steps if at and step.stage.endswith(at + arm)} | {steps[0].stage}
     paragraphs = [_paragraph(step, settings=step.stage in told) for step in steps]
+    paragraphs[0] += "".join(f"\n  {word:<7} {_cut(text)}" for word, text in said or [])
     return "\n\n".join([first, *paragraphs])
 
 
 def _paragraph(step: Step, *, settings: bool) -> str:
     record = step.record
     code = str(record.get("commit") or "unknown")[:SHORT] + ("+" if record.get("dirty") else "")
-    lines = [f"{step.stage}   code {code}   {record.get('started', 'its record is lost')}"]
+    when = record.get("started") or record.get("written") or "its record is lost"
+    lines = [f"{step.stage}   code {code}   {when}"]
     if named := (record.get("experiment") or {}).get("name"):
         lines[0] += f"   experiment {named}"
     if step.reused:
@@ -82,7 +107,10 @@ def _paragraph(step: Step, *, settings: bool) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    return _cut(json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

@@ -32,7 +32,7 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
         return None
     tags, name = run.data.tags, run.info.run_name
     read = {key.removeprefix(DATA_TAG): value for key, value in tags.items() if _is_data(key)}
-    makers = {path: _maker(lineage, path, digest) for path, digest in sorted(read.items())}
+    makers = {path: maker_of(lineage, path, digest) for path, digest in sorted(read.items())}
     step = Step(
         name,
         {},
@@ -58,7 +58,8 @@ def _is_data(key: str) -> bool:
     return key.startswith(DATA_TAG)
 
 
-def _maker(lineage: Lineage, path: str, digest: str) -> Entry | None:
+def maker_of(lineage: Lineage, path: str, digest: str) -> Entry | None:
+    """The stage, present or remembered, that made a path with this digest."""
     entries = [*lineage.lock.values(), *lineage.cache.runs]
     return next((entry for entry in entries if entry.outs.get(path) == digest), None)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from eagle3.tracking import Tracker
 from eagle3.workspace import digest_file
+from stages.closure import FIRST_PARTY
 from stages.dvc_files import read_lock
 
 # DVC rewrites or deletes these while it runs stages: their state says nothing about the code.
@@ -30,7 +31,8 @@ DIFF_FILE = "uncommitted.diff"
 ENGINES = ("sglang", "vllm", "vllm_cpu")
 
 
-def _git(root: Path, *command: str) -> str | None:
+def git(root: Path, *command: str) -> str | None:
+    """What a git command prints, without locking anything; None where it fails."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", *command],
@@ -53,14 +55,14 @@ def git_state(root: Path) -> dict[str, Any]:
     origin = root / ORIGIN_FILE
     if origin.is_file():
         return json.loads(origin.read_text())["git"]
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = git(root, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "dirty": None, "changed": [], "diff": None}
     excluded = [f":(exclude){path}" for path in REWRITTEN_BY_DVC]
     # -z: names with blanks or other letters come unquoted; a rename is followed by its old name.
-    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".", *excluded) or ""
+    status = git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".", *excluded) or ""
     changed = sorted(entry[3:] for entry in status.split("\0") if entry)
-    diff = _git(root, "diff", "HEAD", "--", ".", *excluded) if changed else ""
+    diff = git(root, "diff", "HEAD", "--", ".", *excluded) if changed else ""
     return {
         "commit": commit.strip(),
         "dirty": bool(changed),
@@ -160,10 +162,13 @@ def gpu() -> dict[str, Any] | None:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """As someone would type it again; stages are run as modules."""
+    """As someone would type it again; the project's files are run as modules."""
     program = Path(arguments[0])
-    if program.suffix == ".py" and program.parent.name == "stages":
-        return shlex.join(["python", "-m", f"stages.{program.stem}", *arguments[1:]])
+    inside = [n for n, part in enumerate(program.parts) if part in FIRST_PARTY]
+    if program.suffix == ".py" and inside:
+        module = program.with_suffix("").parts[inside[-1] :]
+        name = ".".join(part for part in module if part != "__main__")
+        return shlex.join(["python", "-m", name, *arguments[1:]])
     return shlex.join([program.name, *arguments[1:]])
 
 
@@ -173,7 +178,7 @@ def _program(command: str) -> str:
     return words[2] if words[1:2] == ["-m"] else words[0]
 
 
-def describe(root: Path, *, threads: int, seed: int) -> dict[str, Any]:
+def describe(root: Path, *, threads: int, seed: int | None) -> dict[str, Any]:
     """What can be said before a stage has run."""
     lock = root / "requirements.lock"
     return {

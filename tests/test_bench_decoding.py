@@ -88,6 +88,7 @@ def test_a_run_in_float32(
     flags = ["--dtype=float32", "--count=2", "--tokens=12", f"--threads={threads}", "--repeats=2"]
     assert main([*inputs, *flags, f"--out={out}"]) == 0
     result = json.loads(out.read_text())
+    assert result.pop("provenance")["settings"]["arguments"]["verifier"] == inputs[0].split("=")[1]
     assert json.loads(capsys.readouterr().out) == result
     assert result["engine"] == "lean" and result["prompts"] == 2
     ways = {"transformers_generate", "transformers_prompt_lookup", "plain", "speculative"}

@@ -121,6 +121,10 @@ def test_what_a_study_leaves(done: Path) -> None:
         first = study.trials[0].params
         assert first["lr"] == 5.0e-3 and first["objective.ttt_steps"] == 2
         assert "noise.std (uniform_abs)" not in first
+    record = found["provenance"]
+    assert record["settings"]["study"]["cost"] == 1500 and record["seed"] == 0
+    assert "experiments/study/training.py" in record["code"] and record["inputs"] == {}  # no DVC
+    assert [run["name"] for run in record["mlflow_runs"]] == ["study default"]
     compare = found["compare"]
     assert compare["seeds"] == 2 and compare["low"] <= compare["delta"] <= compare["high"]
     assert "2 seeds" in compare["verdict"]
@@ -155,6 +159,8 @@ def test_trials_stand_below_their_study_in_mlflow(done: Path) -> None:
     assert {run.data.tags["mlflow.source.git.commit"] for run in runs} == {"none"}  # outside git
     assert all(run.data.tags["torch.version"] == torch.__version__ for run in runs)
     told = parent.data.tags["mlflow.note.content"]
+    found = json.loads((done / "reports" / "study.json").read_text())
+    assert found["provenance"]["mlflow_runs"][0]["run_id"] == parent.info.run_id
     assert told.startswith("Which settings are best for scratch and finetune? 4 trials of each")
     assert told.endswith("study.html, under Artifacts.")
     for arm in ARMS:

@@ -75,7 +75,12 @@ def page(
             store,
             root / "journals",
             run_name=f"evaluate {arm}",
-            tags={"kind": "evaluate", "arm": arm, f"data.checkpoints/{arm}": "0" * 32},
+            tags={
+                "kind": "evaluate",
+                "arm": arm,
+                f"data.checkpoints/{arm}": "0" * 32,
+                TAG: "Decoding runs faster; **break-even is τ 1.26**",
+            },
         )
         tracker.log_params({"arm": arm, "evaluate.k": 3})
         tracker.log_metrics({"tau.all": tau, "speedup": tau - 0.25}, 0)
@@ -92,7 +97,9 @@ def page(
     model = client.create_logged_model(
         experiment, name="drafter_scratch", source_run_id=runs["evaluate scratch"]
     )
-    tau = Metric("tau.all", 1.5, 0, 0, model_id=model.model_id)
+    tau = Metric(
+        "tau.all", 1.5, 0, 0, model.model_id, dataset_name="data/states", dataset_digest="1" * 32
+    )
     client.log_batch(runs["evaluate scratch"], metrics=[tau])
     port = free_port(0)
     served = subprocess.Popen(
@@ -151,6 +158,12 @@ def test_checkpoints_are_listed_with_their_metrics(page: Page) -> None:
     text = page.text(f"experiments/{page.experiment}/models?workflowType=machine_learning")
     assert "|drafter_scratch|" in text and "|evaluate scratch|" in text
     assert "|tau.all|" in text and "|1.5|" in text
+    assert "data/states" in text and "No dataset" not in text
+
+
+def test_a_run_says_what_it_is(page: Page) -> None:
+    text = page.text(f"experiments/{page.experiment}/runs/{page.runs['evaluate scratch']}")
+    assert "|break-even is τ 1.26|" in text.replace("**", "|"), text
 
 
 def test_a_logged_report_opens(page: Page) -> None:

@@ -38,7 +38,8 @@ from eagle3.timing import Run, clock_of, measure
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
 from eagle3.verifier_model import load_tokenizer
-from eagle3.workspace import write_atomically
+from eagle3.workspace import write_json
+from experiments.evidence import KEY, of_benchmark
 
 WARM_UP_TOKENS = 8
 GENERATE, LOOKUP = "transformers_generate", "transformers_prompt_lookup"
@@ -315,9 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = json.dumps(result, indent=2)
-    print(text)
-    write_atomically(args.out, text + "\n")
+    print(json.dumps(result, indent=2))
+    write_json(args.out, {**result, KEY: of_benchmark(__file__, args, threads=args.threads)})
     return 0
 
 

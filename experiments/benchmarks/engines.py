@@ -32,6 +32,7 @@ from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head
 from eagle3.verifier_model import load_model
 from eagle3.workspace import write_json
+from experiments.evidence import KEY, of_benchmark
 
 BACKENDS: dict[str, Literal["transformers", "sglang", "vllm"]] = {
     "local": "transformers",
@@ -213,6 +214,7 @@ def main() -> None:
         "dtype": "float32",
         "rows": rows,
         "diagnoses": diagnoses(states, spec, head, documents=4, rows=96),
+        KEY: of_benchmark(__file__, args, threads=torch.get_num_threads()),
     }
     write_json(args.out, result)
 

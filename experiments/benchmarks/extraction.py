@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ from eagle3.extraction.transformers import TransformersEngine
 from eagle3.responses import Response, read_splits
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_model
-from eagle3.workspace import write_atomically
+from eagle3.workspace import write_json
+from experiments.evidence import KEY, of_benchmark
 
 
 @dataclass
@@ -87,7 +89,8 @@ def main() -> None:
             extract(engine, responses, Path(folder), meta=meta, settings=settings)
         if round_number == 0:  # warms up
             bare, ours = Clock(), Clock()
-    result = {
+    result: dict[str, Any] = {
+        "verifier": spec.verifier,
         "tokens": tokens,
         "threads": args.threads,
         "bare_tokens_per_s": round(tokens / statistics.median(bare.wall), 1),
@@ -95,10 +98,10 @@ def main() -> None:
         "speed_of_bare_wall": _ratios(bare.wall, ours.wall),
         "speed_of_bare_cpu": _ratios(bare.cpu, ours.cpu),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
     if args.out is not None:
-        write_atomically(args.out, text + "\n")
+        result[KEY] = of_benchmark(__file__, args, threads=args.threads)
+        write_json(args.out, result)
 
 
 def _ratios(bare: list[float], ours: list[float]) -> dict[str, object]:

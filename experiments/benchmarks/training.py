@@ -31,6 +31,7 @@ from eagle3.workspace import write_json
 from experiments.benchmarks.rounds import Measured
 from experiments.benchmarks.speculators_model import VERSION
 from experiments.benchmarks.training_task import Source, Task, made_up, read_task, real, write_task
+from experiments.evidence import KEY, of_benchmark
 from stages.provenance import processor, torch_build
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +202,7 @@ def main() -> None:
                 row = {"documents": kind, "first_loss": round(first_loss, 5)} | row
                 print({name: value for name, value in row.items() if "rounds" not in name})
                 rows.append(row)
-    result = {
+    result: dict[str, Any] = {
         "machine": {
             "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -214,6 +215,7 @@ def main() -> None:
         "compared": compared(rows),
     }
     print(result["compared"])
+    result[KEY] = of_benchmark(__file__, args, threads=args.threads)
     write_json(args.out, result)
 
 

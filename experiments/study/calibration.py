@@ -17,6 +17,7 @@ from eagle3.seed_statistics import components, lengths_by_seed
 from eagle3.seeding import generator
 from eagle3.statistics import overall_length
 from eagle3.workspace import digest, write_json
+from experiments.evidence import KEY
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.budget import tokens_for
 from experiments.study.compare import LEVEL
@@ -31,7 +32,7 @@ from experiments.study.fixed import (
 from experiments.study.opening import prepare, reach
 from experiments.study.progress import say, seconds_of
 from experiments.study.settings import AaSettings
-from experiments.study.side_by_side import run_as_study
+from experiments.study.side_by_side import evidence_of_queue, run_as_study
 from experiments.study.work import Place
 
 REPORT = Path("reports") / "aa_test.json"
@@ -67,6 +68,7 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
         found = calibrated(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
+        found[KEY] = evidence_of_queue(queue)
         write_json(root / REPORT, found)
         tracker.log_artifact(root / REPORT)
         words = (

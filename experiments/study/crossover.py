@@ -18,6 +18,7 @@ from eagle3.errors import HarnessError
 from eagle3.report.data import ReportData
 from eagle3.seed_statistics import lengths_by_seed, paired_differences, t_interval
 from eagle3.workspace import digest, write_atomically
+from experiments.evidence import KEY
 from experiments.overlay import run_overlay
 from experiments.study.bench import Bench
 from experiments.study.budget import cost_of
@@ -34,7 +35,7 @@ from experiments.study.opening import prepare, reach
 from experiments.study.progress import say, seconds_of
 from experiments.study.publishing import publish
 from experiments.study.settings import CrossoverSettings
-from experiments.study.side_by_side import run_as_study
+from experiments.study.side_by_side import evidence_of_queue, run_as_study
 from experiments.study.training import length, score
 from experiments.study.work import Place
 from stages.params import dump_yaml
@@ -77,6 +78,7 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
         found = mapped(queue, bench, settings, starts)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
+        found[KEY] = evidence_of_queue(queue)
         publish(root / REPORT, found, tracker, ReportData(crossover=found), "Crossover map")
         lines = [f"sibling of {bits} bits: {it['words']}" for bits, it in found["siblings"].items()]
         note.tell("\n\n".join(lines))

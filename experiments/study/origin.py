@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.tracking import Tracker
-from experiments.study.bench import Bench
+from experiments.evidence import evidence
+from experiments.study.bench import Bench, code_digests
 from experiments.study.store import FACTS
+from experiments.study.tracking import PARENT, run_name
 from stages import provenance
 from stages.sending import DATA_TAG
 
@@ -56,3 +58,28 @@ def _read(facts: Mapping[str, Any]) -> Iterator[Path]:
             yield from map(Path, value)
         elif isinstance(value, Mapping):
             yield from _read(value)
+
+
+def evidence_of(
+    bench: Bench, *studies: Any, name: str, threads: int, **settings: Any
+) -> dict[str, Any]:
+    """What the JSON of some Optuna studies keeps of its own origin.
+
+    Args:
+        name: of the study, as its run in MLflow has it.
+        settings: sections of params.yaml besides those that all studies read.
+    """
+    parents = {study.user_attrs.get(PARENT) for study in studies} - {None}
+    read = {
+        "study": bench.study.model_dump(mode="json"),
+        "run": bench.run.model_dump(mode="json"),
+        "evaluate": bench.evaluate.model_dump(mode="json"),
+        **{name: bench.params[name] for name in ("train", "arms")},
+    }
+    return evidence(
+        describe(bench, threads),
+        inputs=data(bench, *studies),
+        settings={**read, **settings},
+        code=code_digests(),
+        runs=[{"name": run_name(name), "run_id": run_id} for run_id in sorted(parents)],
+    )

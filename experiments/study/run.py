@@ -16,12 +16,13 @@ from eagle3.errors import HarnessError
 from eagle3.report.data import ReportData
 from eagle3.tracking import NullTracker, Tracker
 from eagle3.workspace import digest
+from experiments.evidence import KEY
 from experiments.study import compare
 from experiments.study.bench import Bench
 from experiments.study.fixed import check_answers, take_up
 from experiments.study.notes import StudyNote, best_so_far, progress, searched
 from experiments.study.opening import prepare, reach
-from experiments.study.origin import tell_origin
+from experiments.study.origin import evidence_of, tell_origin
 from experiments.study.progress import Board, say, seconds_of
 from experiments.study.publishing import publish
 from experiments.study.search import Search, best_trial, check_search, open_search
@@ -115,6 +116,7 @@ def run_study(
             compared = compare.result(queue, searches)
         found = summary(searches, compare=compared, seconds=seconds, limited=limited)
         found["verifier"] = searches[0].arm.data.head.config.verifier
+        found[KEY] = evidence_of(bench, *studies, name=study.name, threads=bench.run.threads)
         _publish(root, found, tracker)
         verdict = (compared or {}).get("verdict", "The arms were not compared.")
         note.tell(f"{verdict}\n\n{best_so_far(searches)}", PICTURES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from optuna.trial import TrialState
 
@@ -17,7 +18,7 @@ from eagle3.workspace import digest
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
 from experiments.study.notes import StudyNote, progress
-from experiments.study.origin import tell_origin
+from experiments.study.origin import evidence_of, tell_origin
 from experiments.study.progress import Board
 from experiments.study.store import FACTS, running, shown
 from experiments.study.tracking import parent_run, set_parent
@@ -86,6 +87,13 @@ def run_as_study(
             place, queue, tracker, changed=lambda: note.tell(progress(queue)), workers=workers
         )
         yield tracker, note
+
+
+def evidence_of_queue(queue: Fixed, **settings: Any) -> dict[str, Any]:
+    """What the JSON of a queue that `run_as_study` ran keeps of its own origin; see
+    `evidence_of`."""
+    bench, study = queue.bench, queue.study
+    return evidence_of(bench, study, name=study.study_name, threads=bench.study.threads, **settings)
 
 
 def is_open(kind: Kind) -> bool:

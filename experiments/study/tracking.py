@@ -27,6 +27,11 @@ CHILDREN = "Each training of this study is a child run."
 FLUSH_SECONDS = 2.0
 
 
+def run_name(study: str) -> str:
+    """Of a study's own run."""
+    return f"study {study}"
+
+
 @contextlib.contextmanager
 def parent_run(
     root: Path, name: str, key: str, store_of_study: str
@@ -51,7 +56,7 @@ def parent_run(
         tracker = MlflowTracker(
             store,
             journal_root(root),
-            run_name=f"study {name}",
+            run_name=run_name(name),
             resume_key=f"study-{name}-{key}",
             tags={"kind": "study", "study": name, "storage": store_of_study, TAG: CHILDREN},
             flush_seconds=FLUSH_SECONDS,

@@ -1,0 +1,75 @@
+"""What a result that is committed by hand says of its own origin, so that it leads back.
+
+DVC does not know these files (`reports/*.json`): what stands behind them is in them, under `KEY`,
+as a stage's record is in provenance/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3.workspace import digest_file
+from stages import provenance
+from stages.closure import code_of
+
+KEY = "provenance"
+
+
+def evidence(
+    about: Mapping[str, Any],
+    *,
+    inputs: Mapping[str, str],
+    settings: Mapping[str, Any],
+    code: Mapping[str, str],
+    runs: Sequence[Mapping[str, str]] = (),
+) -> dict[str, Any]:
+    """The record.
+
+    Args:
+        about: as `stages.provenance.describe` gives it.
+        inputs: DVC's digests of what was read, by path.
+        settings: by section of params.yaml, or the command's arguments.
+        code: digests of the files that the result comes from, by path.
+        runs: `name` and `run_id` of each MLflow run.
+    """
+    return {
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **{name: value for name, value in about.items() if name != "diff"},
+        "torch": provenance.torch_build(),
+        "inputs": dict(inputs),
+        "settings": dict(settings),
+        "code": dict(code),
+        "mlflow_runs": [dict(run) for run in runs],
+    }
+
+
+def of_benchmark(program: str, arguments: argparse.Namespace, *, threads: int) -> dict[str, Any]:
+    """The record of a benchmark, which has no run in MLflow.
+
+    Args:
+        program: its file, `__file__`.
+        arguments: of its command line; the paths among them are what it read.
+    """
+    file = Path(program).resolve()
+    root = file.parents[2]
+    module = ".".join(file.relative_to(root).with_suffix("").parts)
+    given = {name: _plain(value) for name, value in vars(arguments).items()}
+    named: list[object] = []
+    for value in given.values():
+        named += value if isinstance(value, list) else [value]
+    return evidence(
+        provenance.describe(root, threads=threads, seed=None),
+        inputs=provenance.input_digests(root, named),
+        settings={"arguments": given},
+        code={str(path): digest_file(root / path) for path in code_of(root, module)},
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
