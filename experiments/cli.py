@@ -107,11 +107,13 @@ def plan(
 
 
 # In the order of --help, which puts `study` and its commands last.
-for command in (train, parity, diagnose, export):
-    app.command()(command)
+app.command()(train)
+app.command()(parity)
+app.command()(diagnose)
+app.command()(export)
 app.command("import")(import_states)
-for command in (scaling, promote):
-    app.command()(command)
+app.command()(scaling)
+app.command()(promote)
 app.add_typer(study_app, name="study")
 
 
