@@ -29,7 +29,7 @@ from eagle3.verifier_head import VerifierHead
 
 SURE = 4.0  # standard errors by which one reading has to be better in more rows than another
 PEEKING = 0.6  # see `_ahead`
-SEARCHED = 4  # documents; τ is told of all that are given
+SEARCHED = 4  # documents; a claim is judged by all that are given, and τ is told of all
 ROUNDS = 4  # passes over all that can be changed
 ORDERS = 4  # aux layers up to which every order is tried
 
@@ -79,8 +79,9 @@ class _Search:
 
     def losses_R(self, convention: ServedAs) -> Tensor:
         if convention not in self._known:
-            drafts = drafted(self._drafter, self._layered, convention, dtype=self._dtype)
-            self._known[convention] = drafts.loss_R
+            some = (self._layered[i : i + SEARCHED] for i in range(0, len(self._layered), SEARCHED))
+            drafts = [drafted(self._drafter, one, convention, dtype=self._dtype) for one in some]
+            self._known[convention] = torch.cat([one.loss_R for one in drafts])
         return self._known[convention]
 
     def loss(self, convention: ServedAs) -> float:
@@ -127,8 +128,10 @@ def investigate(
             best = min([best, *others], key=search.loss)
         if best == before:
             break
+    # Few documents find the way; whether a claim holds is asked of all of them.
+    judged = _Search(drafter, layered, dtype)
     if said is not None:
-        best = _as_said_where_it_does_not_matter(best, said, search)
+        best = _as_said_where_it_does_not_matter(best, said, judged, layers)
 
     def tau(convention: ServedAs) -> float:
         return summarise(replayed(drafter, layered, convention, k, dtype=dtype))["tau"]
@@ -138,7 +141,7 @@ def investigate(
     for slot in range(len(best.aux_layers)):
         near = [_with_layer(best, slot, best.aux_layers[slot] + step) for step in (-1, 1)]
         near = [other for other in near if max(other.aux_layers) < layers]
-        if any(abs(search.gain(best, other)) <= SURE for other in near):
+        if any(abs(judged.gain(best, other)) <= SURE for other in near):
             unsure.append(f"aux[{slot}]")
     config = drafter.config.model_copy(update=dict(best.switches))
     told = [("found", best)]
@@ -212,13 +215,27 @@ def _ahead(best: ServedAs, search: _Search, tau: Callable[[ServedAs], float]) ->
     return best
 
 
-def _as_said_where_it_does_not_matter(best: ServedAs, said: ServedAs, search: _Search) -> ServedAs:
-    """A layer that drafts hardly depend on is taken to be the one that the config names."""
+def _as_said_where_it_does_not_matter(
+    best: ServedAs, said: ServedAs, search: _Search, layers: int
+) -> ServedAs:
+    """A layer that drafts hardly depend on is taken to be the one that the config names.
+
+    If the claim does not hold, all its layers one off are likelier than any other: two programs
+    count layers from different places.
+    """
+    if search.gain(best, said) <= SURE:
+        return said
+    for step in (-1, 1):
+        moved = tuple(layer + step for layer in said.aux_layers)
+        other = replace(best, aux_layers=moved)
+        usable = all(EMBEDDINGS <= layer < layers for layer in moved)
+        if usable and search.gain(best, other) <= SURE:
+            return other
     for slot, layer in enumerate(said.aux_layers):
         other = _with_layer(best, slot, layer)
         if search.gain(best, other) <= SURE:
             best = other
-    return said if search.gain(best, said) <= SURE else best
+    return best
 
 
 def _with_layer(convention: ServedAs, slot: int, layer: int) -> ServedAs:

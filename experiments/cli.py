@@ -6,6 +6,7 @@ code of the project it was installed from.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(study_app, name="study")
-app.command()(promote)
-app.command()(scaling)
 
 
 @app.command()
@@ -36,7 +34,7 @@ def repro(
         typer.Option(help="YAML file with the keys of params.yaml that differ."),
     ] = None,
 ) -> None:
-    """Run the pipeline; with --params another setting of it, in a place of its own."""
+    """Run the pipeline, or with --params another setting of it."""
     from experiments.overlay import run_default, run_overlay
 
     root = project_root()
@@ -55,7 +53,7 @@ def ui(
 
 @app.command()
 def sync() -> None:
-    """Send metrics to MLflow that a dead store or a killed run left behind; close dead runs."""
+    """Send MLflow what a dead store or a killed run left behind. Dead runs are closed."""
     from experiments.sync_command import run
 
     run(project_root())
@@ -75,7 +73,7 @@ def lineage(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Say which prompts, verifier, code, settings and runs stand behind a result."""
+    """Say which data, code, settings and runs made a result."""
     from experiments.lineage_command import run
 
     run(project_root(), what, against, as_json=json)
@@ -90,7 +88,7 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of the rerun.")] = False,
 ) -> None:
-    """Run stages again from a clean clone and compare every output with what dvc.lock says."""
+    """Run stages again in a clean clone and compare."""
     from experiments.verify_command import run
 
     raise typer.Exit(run(project_root(), what or [], as_json=json, keep=keep))
@@ -103,19 +101,29 @@ def plan(
         typer.Option(help="YAML file with the keys of params.yaml that differ."),
     ] = None,
 ) -> None:
-    """Say what a run would take (tokens, disk, memory, hours) without loading a weight."""
+    """Say what a run would take: tokens, disk, memory, hours. No weight is loaded."""
     from experiments.plan_command import run
 
     run(project_root(), params)
 
 
-for command in (train, parity, export, diagnose):
-    app.command()(command)
+# In the order of --help, which puts `study` and its commands last.
+app.command()(train)
+app.command()(parity)
+app.command()(diagnose)
+app.command()(export)
 app.command("import")(import_states)
+app.command()(scaling)
+app.command()(promote)
+app.add_typer(study_app, name="study")
 
 
 def main() -> None:
     """Entry point: a known mistake is a message and exit code 2."""
+    # DVC's command lines say `python`: this environment's, activated or not.
+    own, places = str(Path(sys.executable).parent), os.environ.get("PATH", "").split(os.pathsep)
+    if own not in places:
+        os.environ["PATH"] = os.pathsep.join([own, *places])
     try:
         app()
     except HarnessError as error:

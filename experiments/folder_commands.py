@@ -142,7 +142,7 @@ def parity(
     ] = "bfloat16",
     device: Annotated[str, typer.Option(help="Where the engine computes.")] = "cpu",
 ) -> None:
-    """Check by value that stored hidden states are what serving will see; name what differs."""
+    """Check that stored hidden states are what serving will see. By value; names what differs."""
     from experiments.parity_command import run
 
     run(
@@ -180,7 +180,7 @@ def import_states(
         str, typer.Option(help="none, or fp8: 8 bits a number and a scale for every row and layer.")
     ] = "none",
 ) -> None:
-    """Write another program's hidden states as the pipeline's own shards."""
+    """Write another program's hidden states as our own shards."""
     from experiments.conventions_flags import conventions
     from experiments.import_command import run
 
@@ -204,7 +204,7 @@ def export(
         str, typer.Option(help="eagle: SGLang and vLLM read it; speculators: vLLM reads it.")
     ] = "eagle",
 ) -> None:
-    """Write a drafter in the layout that an engine reads, and prove that it is the same drafter."""
+    """Write a drafter in the layout that an engine reads. Proves that it is the same drafter."""
     from experiments.export_command import run
 
     run(checkpoint=checkpoint, out=out, verifier_path=verifier_path, layout=format)
@@ -223,7 +223,7 @@ def diagnose(
     k: Annotated[int, typer.Option(help="Drafts a verification step.", min=1, max=16)] = 3,
     dtype: Annotated[str, typer.Option(help="bfloat16, or float32.")] = "bfloat16",
 ) -> None:
-    """Name the convention under which a drafter was trained, by how well it drafts under each."""
+    """Name the convention of an unknown drafter. The one under which it drafts best."""
     from experiments.diagnose_command import run
 
     run(

@@ -101,7 +101,9 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     before = set(json.loads(origin.read_text())["files"]) if origin.exists() else set()
     # What was measured apart speaks of the project's own verifier and settings.
     names = [name for name in project_files(root) if not name.startswith("reports/")]
-    (folder / "reports").mkdir(exist_ok=True)
+    # A note, since DVC warns of a folder without a file at every stage that reads it.
+    note = "What was measured apart from the pipeline is in the project's own reports/.\n"
+    write_atomically(folder / "reports" / "README", note)
     for name in names:
         _copy_changed(root / name, folder / name)
     for name in before - set(names):

@@ -190,6 +190,10 @@ def run(
                 ignore_stop_signals()
                 log.info("stopped; the same command takes up what is finished")
                 raise
+            tracker.log_metrics(
+                {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0},
+                result.steps,
+            )
             said = training.ended(
                 tokens=result.tokens,
                 steps=result.steps,

@@ -72,6 +72,19 @@ def test_a_known_mistake_is_a_message(tmp_path: Path, project_root: Path) -> Non
     assert done.stderr.startswith("eagle3: not inside the project") and "where" in done.stderr
 
 
+def test_children_find_this_python(project_root: Path) -> None:
+    """DVC's command lines say `python`: called by its path, the environment not activated."""
+    code = "import shutil, experiments.cli as c; c.app = lambda: print(shutil.which('python'))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; c.main()"],
+        cwd=project_root,
+        env={**os.environ, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(Path(sys.executable).parent / "python")
+
+
 def test_ports() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,1 @@
+"""Hidden states from an engine: backends behind one protocol."""

@@ -87,7 +87,7 @@ def work(
 
 @study_app.command()
 def aa(storage: Storage = None, workers: Workers = 1) -> None:
-    """Calibrate the comparison on equal recipes; writes reports/aa_test.json."""
+    """Calibrate the comparison on equal recipes. Writes reports/aa_test.json."""
     from experiments.study.calibration import run_aa
 
     _stoppable(lambda: run_aa(_root(), storage=storage, workers=workers))
@@ -95,7 +95,7 @@ def aa(storage: Storage = None, workers: Workers = 1) -> None:
 
 @study_app.command()
 def crossover(storage: Storage = None, workers: Workers = 1) -> None:
-    """Map τ against training tokens for three siblings; writes reports/crossover.json."""
+    """Map τ against training tokens, by sibling. Writes reports/crossover.json."""
     from experiments.study.crossover import run_crossover
 
     _stoppable(lambda: run_crossover(_root(), storage=storage, workers=workers))
@@ -108,7 +108,7 @@ def scaling(
         float | None, typer.Option(help="τ to reach. Default: scaling.target.")
     ] = None,
 ) -> None:
-    """Train on parts of the data and say what more would bring; writes reports/scaling.json."""
+    """Say what more data would bring. Trains on parts of it; writes reports/scaling.json."""
     from experiments.study.scaling import run_scaling
 
     _stoppable(lambda: run_scaling(_root(), storage=storage, workers=workers, target=target))

@@ -81,7 +81,7 @@ def promote(
     _check(bench, text)
     write_atomically(bench.params_path, text)
     for arm, (best, digest, _) in winners.items():
-        say(f"{arm}: trial {best.user_attrs[SLOT]}, dev τ {best.value}, study {digest[:12]}")
+        say(f"{arm}: trial {best.user_attrs[SLOT]}, dev τ {best.value:.4f}, study {digest[:12]}")
     say("params.yaml changed; `dvc repro` trains with it")
 
 

@@ -170,7 +170,7 @@ def words(found: dict[str, Any]) -> list[str]:
     ]
     for item in found["more"]:
         told = (
-            f"With {item['times']} times the data ({item['tokens']:,} tokens): τ "
+            f"With {item['times']} times the data ({item['tokens']:,.0f} tokens): τ "
             f"{item['value']:.3f} ({item['low']:.3f} to {item['high']:.3f})"
         )
         if item["high"] - item["low"] > WIDE:
