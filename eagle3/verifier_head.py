@@ -18,6 +18,8 @@ from eagle3.settings import read_settings
 from eagle3.shardfile import write_tensors
 from eagle3.verifier import HeadConfig, VerifierSpec
 
+CHECKED_ROWS = 4096
+
 
 @dataclass(frozen=True)
 class VerifierHead:
@@ -70,6 +72,16 @@ def write_head(spec: VerifierSpec, path: Path, *, layer: bool = True) -> None:
                 rule=f"shape {shape}",
                 got=list(head[role].shape),
                 fix="download or save the verifier again: weights and config.json of one model",
+            )
+    for role in ("embed", "norm", "lm_head"):
+        # In parts: what is looked at is never in memory as a whole.
+        if not all(bool(rows.isfinite().all()) for rows in head[role].split(CHECKED_ROWS)):
+            raise HarnessError(
+                f"the verifier's {role} weight holds a NaN or infinity",
+                where=f"{spec.source}: {names[role]}",
+                rule="finite numbers",
+                got=f"others, in {head[role].dtype}",
+                fix="download the verifier again, whole; a quantised one: look at its scales",
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     order = sorted(head, key=lambda name: (-head[name].itemsize, name))
