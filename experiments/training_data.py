@@ -221,7 +221,14 @@ def input_digests(
         files += [vocabulary, *(vocabulary / name for name in (VOCABULARY, *ARRAYS))]
     found = {str(path): digest_file(path) for path in files if path.is_file()}
     if folder is not None:
-        stats = [(path.name, path.stat()) for path in folder.paths]
+        try:
+            stats = [(path.name, path.stat()) for path in folder.paths]
+        except FileNotFoundError as error:
+            raise HarnessError(
+                "a file of hidden states is not there", where=error.filename,
+                rule="a file, or a link to one", got="a link to nothing",
+                fix="remove the link, or bring back what it leads to",
+            ) from None  # fmt: skip
         found["samples"] = digest([[n, s.st_size, s.st_mtime_ns] for n, s in stats])
     if isinstance(verifier, VerifierSpec):
         found[verifier.source] = verifier.revision
