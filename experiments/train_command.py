@@ -42,6 +42,7 @@ from experiments.verifier_argument import head_of, verifier_of
 from stages import notes, provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
+from stages.sending import DATA_TAG
 from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
@@ -151,7 +152,13 @@ def run(
         refuse_without_answers([mask for _, mask in tokens_of(states, kept)], settings.max_length)
         vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
-        with _tracked(root, output_dir, key, leads=ranks.leads) as tracker:
+        about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
+        tags = {
+            **provenance.as_tags(about),
+            **{f"{DATA_TAG}{name}": digest for name, digest in digests.items()},
+        }
+        with _tracked(root, output_dir, key, tags, leads=ranks.leads) as tracker:
+            provenance.log_diff(tracker, about)
             tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
             training = notes.Training(
                 name=output_dir.name,
@@ -193,7 +200,6 @@ def run(
             tracker.log_tags({notes.TAG: said})
         if not ranks.leads:
             return
-        about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
         write_json(
             work / "checkpoint" / "provenance.json",
             {**about, "best_step": result.best_step, "best_dev_tau": result.best_tau, **key},
@@ -203,7 +209,7 @@ def run(
 
 
 def _tracked(
-    root: Path, output_dir: Path, key: Mapping[str, Any], *, leads: bool
+    root: Path, output_dir: Path, key: Mapping[str, Any], tags: Mapping[str, str], *, leads: bool
 ) -> AbstractContextManager[Tracker]:
     """The training's run in MLflow, said by the process that leads."""
     if not leads:
@@ -213,7 +219,7 @@ def _tracked(
         journal_root(root),
         run_name=f"train {output_dir.name}",
         resume_key=f"train-command-{digest(key)[:16]}",
-        tags={"kind": "train", "arm": output_dir.name},
+        tags={"kind": "train", "arm": output_dir.name, **tags},
         watch=True,
     )
     return closing(tracker)

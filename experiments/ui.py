@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from eagle3.errors import HarnessError
+from stages.notes import TAG
 from stages.sending import open_client
 from stages.signals import end_with_parent
 from stages.tracking import resolve_store
@@ -71,7 +72,7 @@ def describe(client: MlflowClient, experiment: str) -> None:
     """What the experiment's page says of itself, and the columns that it opens with."""
     view = {"selectedColumns": list(COLUMNS), "orderByKey": "attributes.start_time"}
     tags = {
-        "mlflow.note.content": DESCRIPTION,
+        TAG: DESCRIPTION,
         "mlflow.experimentKind": "custom_model_development",
         f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
     }

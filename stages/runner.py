@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -65,7 +64,8 @@ class Stage:
         self.notes: dict[str, Any] = {}
         self.trackers: list[MlflowTracker] = []
         self.tags: dict[str, str] = {}
-        self.diff = ""  # what differs from the commit; goes to every run as a file
+        # What provenance says of code and machine; what differs from the commit goes to every run.
+        self.about: dict[str, Any] = {"diff": None}
         self.settings: dict[str, str] = {}  # digest of each section of params.yaml that was read
         self.named: list[object] = []  # values that may be paths of inputs: arguments, settings
         self._work_key: str | None = None
@@ -133,11 +133,7 @@ class Stage:
             },
         )
         self.trackers.append(made)
-        if self.diff:
-            with tempfile.TemporaryDirectory() as folder:
-                changes = Path(folder) / "uncommitted.diff"
-                changes.write_text(self.diff)
-                made.log_artifact(changes)
+        provenance.log_diff(made, self.about)
         return made
 
     def note(self, key: str, value: object) -> None:
@@ -217,7 +213,7 @@ def run_stage(
         about = provenance.describe(stage.root, threads=threads, seed=stage.run.seed)
         stage.named += vars(args).values()
         stage.tags = {"dvc_stage": stage.name, **provenance.as_tags(about)}
-        stage.diff = about["diff"] or ""
+        stage.about = about
         main(stage, args)
     except HarnessError as error:
         _finish(stage, "FAILED")

@@ -14,9 +14,10 @@ from typing import cast
 import pytest
 
 from eagle3.errors import HarnessError
+from eagle3.tracking import JsonlTracker, read_journal
 from experiments import lineage_command
 from experiments.study.bench import Bench
-from experiments.study.origin import origin
+from experiments.study.origin import tell_origin
 from experiments.study.store import FACTS
 from experiments.study_origin import study_run
 from stages import models, notes, provenance
@@ -81,16 +82,25 @@ def test_a_runs_source_is_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_studys_runs_name_their_data(tmp_path: Path) -> None:
     """By DVC's digests of what its facts name, however deep; `init` is no path."""
     (tmp_path / "dvc.lock").write_text(LOCK)
-    bench = SimpleNamespace(
-        root=tmp_path, run=SimpleNamespace(seed=7), study=SimpleNamespace(threads=3)
-    )
+    bench = cast(Bench, SimpleNamespace(root=tmp_path, run=SimpleNamespace(seed=7)))
     data = {"checkpoints/a/model.safetensors": "1", "init": "2"}
     facts = {"arm": {"data": data, "code": {"metrics/a.json": "3"}}, "data": {"elsewhere": "4"}}
-    tags = origin(cast(Bench, bench), SimpleNamespace(user_attrs={FACTS: facts}))
+    journal = JsonlTracker(tmp_path / "j")
+    tell_origin(journal, bench, SimpleNamespace(user_attrs={FACTS: facts}), threads=3)
+    ((tags, artifact),) = [(e.tags, e.artifact) for e in read_journal(journal.path)[0]]
+    assert artifact is None  # outside git nothing differs
     assert {name: value for name, value in tags.items() if name.startswith("data.")} == {
         "data.checkpoints/a": "aaaa.dir"
     }
     assert (tags["seed"], tags["threads"]) == ("7", "3")
+
+
+def test_what_was_not_committed_is_kept(tmp_path: Path) -> None:
+    journal = JsonlTracker(tmp_path)
+    provenance.log_diff(journal, {"diff": "+a line\n"})
+    (entry,) = read_journal(journal.path)[0]
+    assert entry.artifact == provenance.DIFF_FILE
+    assert (tmp_path / "artifacts" / entry.artifact).read_text() == "+a line\n"
 
 
 def test_a_studys_run_leads_back(

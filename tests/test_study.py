@@ -154,7 +154,20 @@ def test_trials_stand_below_their_study_in_mlflow(done: Path) -> None:
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert {run.data.tags["mlflow.source.git.commit"] for run in runs} == {"none"}  # outside git
     assert all(run.data.tags["torch.version"] == torch.__version__ for run in runs)
-    assert parent.data.tags["mlflow.note.content"].endswith("study.html, under Artifacts.")
+    told = parent.data.tags["mlflow.note.content"]
+    assert told.startswith("Which settings are best for scratch and finetune? 4 trials of each")
+    assert told.endswith("study.html, under Artifacts.")
+    for arm in ARMS:
+        best = study_of(done, f"default.{arm}").best_value
+        assert f"**{arm}**: dev τ {best:.3f} with " in told
+    for run in children:
+        said = run.data.tags["mlflow.note.content"]
+        assert "Drafter **" in said
+        assert f"{int(run.data.params['tokens']):,} training tokens" in said
+        if "given_up" in run.data.tags:
+            assert "Given up after" in said
+        else:
+            assert f"**τ {run.data.metrics['tau']:.3f}** on " in said
     for arm in ARMS:
         curve = client.get_metric_history(parent.info.run_id, f"best_dev_tau.{arm}")
         values = [point.value for point in sorted(curve, key=lambda point: point.step)]
@@ -484,6 +497,7 @@ def test_a_diverged_trial_counts_as_nothing_accepted(
     def diverge(self: Search, trial: optuna.Trial, tracker: Any) -> float:
         trial.set_user_attr("cost", 1)
         trial.set_user_attr("tokens", 1)
+        trial.set_user_attr("train", {})
         raise LossNotFinite("the loss is not finite")
 
     monkeypatch.setattr(Search, "run", diverge)

@@ -23,8 +23,9 @@ from urllib.parse import quote
 import pytest
 from mlflow.entities import Metric
 
-from experiments.study.tracking import CHILDREN, NOTE, child_run
+from experiments.study.tracking import CHILDREN, child_run
 from experiments.ui import first_page, free_port
+from stages.notes import TAG
 from stages.sending import open_client
 from stages.tracking import MlflowTracker, Store
 from tests.chromium import chromium, needs_chromium
@@ -81,7 +82,7 @@ def page(
         tracker.log_artifact(report)
         runs[f"evaluate {arm}"] = str(tracker.close()["run_id"])
     client, experiment = open_client(store)
-    study = MlflowTracker(store, root / "journals", run_name="study default", tags={NOTE: CHILDREN})
+    study = MlflowTracker(store, root / "journals", run_name="study default", tags={TAG: CHILDREN})
     runs["study default"] = str(study.run_id(120))
     study.log_artifact(report)
     for number in range(2):

@@ -58,16 +58,23 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
     check_answers(bench, arm, "test")
     place = reach(bench, storage)
     queue = open_queue(place, settings, arm)
-    with run_as_study(place, queue, workers=workers) as tracker:
+    about = (
+        f"Does the comparison call equal recipes different as rarely as it says? {arm.name}, "
+        f"trained with {settings.seeds} seeds, each on {settings.cost:,} supervised rows × TTT "
+        "steps; comparisons are simulated from the spread of its τ on test answers."
+    )
+    with run_as_study(place, queue, about, workers=workers) as (tracker, note):
         found = calibrated(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         write_json(root / REPORT, found)
         tracker.log_artifact(root / REPORT)
-    say(
-        f"{REPORT}: {found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
-        f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"
-    )
+        words = (
+            f"{found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
+            f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"
+        )
+        note.tell(f"{words}.")
+    say(f"{REPORT}: {words}")
 
 
 def open_queue(place: Place, settings: AaSettings, arm: BenchArm) -> Fixed:

@@ -67,13 +67,21 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
     for start in starts.values():
         bench.check_start(replace(arm, init=start))
     queue = open_queue(place, settings, starts)
-    with run_as_study(place, queue, workers=workers) as tracker:
+    about = (
+        "How many tokens is a head start worth? From scratch beside finetuned from drafters of "
+        f"siblings of {', '.join(map(str, settings.bits))} bits, at "
+        f"{', '.join(f'{tokens:,}' for tokens in settings.tokens)} tokens, {settings.seeds} seeds "
+        "each; τ on dev answers."
+    )
+    with run_as_study(place, queue, about, workers=workers) as (tracker, note):
         found = mapped(queue, bench, settings, starts)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         publish(root / REPORT, found, tracker, ReportData(crossover=found), "Crossover map")
-    for bits, about in found["siblings"].items():
-        say(f"sibling of {bits} bits: {about['words']}")
+        lines = [f"sibling of {bits} bits: {it['words']}" for bits, it in found["siblings"].items()]
+        note.tell("\n\n".join(lines))
+    for line in lines:
+        say(line)
     say(f"{REPORT} written")
 
 

@@ -23,7 +23,7 @@ from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.store import FACTS, open_study
 from experiments.study.training import length, score, train_once
-from experiments.study.work import log_settings
+from experiments.study.work import log_settings, training_words
 
 Answers = Literal["test", "dev"]
 
@@ -39,17 +39,29 @@ class Fixed:
     def name(self, trial: optuna.Trial) -> str:
         return str(trial.user_attrs["title"])
 
-    def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
-        """Trains and scores."""
+    def words(self, trial: optuna.Trial) -> str:
+        about, arm = trial.user_attrs, self._arm(trial)
+        settings = arm.settings(about["train"])
+        trained = training_words(self.bench, arm, settings, about["tokens"])
+        return f"{self.name(trial)}. {trained}"
+
+    def _arm(self, trial: optuna.Trial) -> BenchArm:
+        """The slot's arm, with the first weights and the part of the data that the slot has."""
         about = trial.user_attrs
         arm = self.bench.arm(about["arm"])
         if "init" in about:
             arm = replace(arm, init=self.bench.root / about["init"])
         if "part" in about:
             arm = arm.on_part(*about["part"])
+        return arm
+
+    def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
+        """Trains and scores."""
+        about, arm = trial.user_attrs, self._arm(trial)
         settings = arm.settings(about["train"])
         seed, tokens = about["seed"], about["tokens"]
-        log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens)
+        said = self.words(trial)
+        log_settings(tracker, settings, said, arm=arm.name, seed=seed, tokens=tokens)
         drafter, result = train_once(
             self.bench, arm, settings, seed=seed, tokens=tokens, tracker=tracker
         )

@@ -1,31 +1,52 @@
-"""Where a study's trainings come from, as tags beside their MLflow runs: code, machine, data.
+"""Where a study's trainings come from, beside their MLflow runs: code, machine, data.
 
-The same tags as a stage's run has (stages/provenance.py).
+The same tags and the same file of what was not committed as a stage's run has
+(stages/provenance.py).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.tracking import Tracker
 from experiments.study.bench import Bench
 from experiments.study.store import FACTS
 from stages import provenance
 from stages.sending import DATA_TAG
 
 
-def origin(bench: Bench, study: Any) -> dict[str, str]:
-    """Tags for what an Optuna study trains.
+def tell_origin(tracker: Tracker, bench: Bench, *studies: Any, threads: int) -> None:
+    """Says what stands behind the trainings of some Optuna studies.
 
     Data is named with DVC's digests, as far as DVC made it.
     """
-    about = provenance.describe(bench.root, threads=bench.study.threads, seed=bench.run.seed)
-    read = provenance.input_digests(bench.root, _read(study.user_attrs[FACTS]))
-    return {
-        **provenance.as_tags(about),
-        **{f"{DATA_TAG}{path}": digest for path, digest in read.items()},
-    }
+    about = describe(bench, threads)
+    tracker.log_tags(
+        {
+            **provenance.as_tags(about),
+            **{f"{DATA_TAG}{path}": digest for path, digest in data(bench, *studies).items()},
+        }
+    )
+    provenance.log_diff(tracker, about)
+
+
+def describe(bench: Bench, threads: int) -> dict[str, Any]:
+    """Code and machine."""
+    return _describe(bench.root, threads, bench.run.seed)
+
+
+@functools.cache  # a process goes on with the code that it began with
+def _describe(root: Path, threads: int, seed: int) -> dict[str, Any]:
+    return provenance.describe(root, threads=threads, seed=seed)
+
+
+def data(bench: Bench, *studies: Any) -> dict[str, str]:
+    """DVC's digests of what some Optuna studies read, by path."""
+    read = [path for study in studies for path in _read(study.user_attrs[FACTS])]
+    return provenance.input_digests(bench.root, read)
 
 
 def _read(facts: Mapping[str, Any]) -> Iterator[Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -26,15 +26,23 @@ class Board:
     Args:
         ahead: cost of what comes after these slots, for the time left.
         workers: how many work on them here.
+        changed: called at the beginning and when slots have ended.
     """
 
     def __init__(
-        self, kinds: Sequence[Kind], tracker: Tracker, *, ahead: int = 0, workers: int = 1
+        self,
+        kinds: Sequence[Kind],
+        tracker: Tracker,
+        *,
+        ahead: int = 0,
+        workers: int = 1,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._kinds = kinds
         self._tracker = tracker
         self._ahead = ahead
         self._workers = workers
+        self._changed = changed
         self._shown = {(k.study.study_name, t.number) for k in kinds for t in finished(k.study)}
         if self._shown:
             say(f"taken up: {len(self._shown)} finished before")
@@ -74,6 +82,7 @@ class Board:
 
     def _log(self) -> None:
         """Best so far against cost, for each arm; the tracker drops what it was told before."""
+        self._changed()
         for kind in self._kinds:
             if not isinstance(kind, Search):
                 continue

@@ -19,20 +19,22 @@ from eagle3.workspace import digest
 from experiments.study import compare
 from experiments.study.bench import Bench
 from experiments.study.fixed import check_answers, take_up
+from experiments.study.notes import StudyNote, best_so_far, progress, searched
 from experiments.study.opening import prepare, reach
-from experiments.study.origin import origin
+from experiments.study.origin import tell_origin
 from experiments.study.progress import Board, say, seconds_of
 from experiments.study.publishing import publish
 from experiments.study.search import Search, best_trial, check_search, open_search
 from experiments.study.side_by_side import arguments, is_open, run_given
 from experiments.study.store import shown
 from experiments.study.summary import summary
-from experiments.study.tracking import CHILDREN, NOTE, parent_run, set_parent
+from experiments.study.tracking import parent_run, set_parent
 from experiments.study.work import Kind, Place, work_through
 from experiments.study.workers import run_workers
 from stages.runner import set_threads
 
 REPORT = Path("reports") / "study.json"
+PICTURES = "Pictures: study.html, under Artifacts."
 
 
 def check_searches(bench: Bench, *, with_comparison: bool) -> None:
@@ -80,15 +82,16 @@ def run_study(
     say(f"study {study.name} in {store}: {', '.join(study.arms)}, {study.trials} trials each")
     with parent_run(root, study.name, key, store) as (tracker, parent):
         tracker.log_params({"study": study.name, "cost": study.cost, "trials": study.trials})
-        for search in searches:
-            tracker.log_tags(origin(bench, search.study))
-        set_parent([search.study for search in searches], parent, tracker)
+        studies = [search.study for search in searches]
+        tell_origin(tracker, bench, *studies, threads=bench.run.threads)
+        note = StudyNote(tracker, searched(searches), set_parent(studies, parent, tracker))
         until = None if study.seconds is None else time.monotonic() + study.seconds
         board = Board(
             searches,
             tracker,
             ahead=_ahead(bench, searches) if with_comparison else 0,
             workers=workers,
+            changed=lambda: note.tell(best_so_far(searches)),
         )
         limit = replace(place, until=until)
         _search(limit, searches, board, workers, finetune_from, root / ".work" / f"study-{key}")
@@ -99,12 +102,22 @@ def run_study(
         if with_comparison and all(best_trial(search.study) for search in searches):
             queue = compare.open_compare(searches, place.storage, place.url)
             set_parent([queue.study], parent, tracker)
-            run_given(place, queue, tracker, workers=workers, finetune_from=finetune_from)
+            best = best_so_far(searches)
+            run_given(
+                place,
+                queue,
+                tracker,
+                changed=lambda: note.tell(f"{best}\n\nComparison: {progress(queue)}"),
+                workers=workers,
+                finetune_from=finetune_from,
+            )
             seconds = seconds_of(queue.study)
             compared = compare.result(queue, searches)
         found = summary(searches, compare=compared, seconds=seconds, limited=limited)
         found["verifier"] = searches[0].arm.data.head.config.verifier
         _publish(root, found, tracker)
+        verdict = (compared or {}).get("verdict", "The arms were not compared.")
+        note.tell(f"{verdict}\n\n{best_so_far(searches)}", PICTURES)
     say(f"{REPORT} written")
     if compared and "verdict" in compared:
         print(compared["verdict"])
@@ -162,8 +175,6 @@ def _ahead(bench: Bench, searches: Sequence[Search]) -> int:
 
 def _publish(root: Path, found: dict[str, Any], tracker: Tracker) -> None:
     publish(root / REPORT, found, tracker, ReportData(study=found), f"Study {found['study']}")
-    if verdict := (found.get("compare") or {}).get("verdict"):
-        tracker.log_tags({NOTE: f"{verdict}\n\n{CHILDREN} Pictures: study.html, under Artifacts."})
     for arm, about in found["arms"].items():
         if about["best_tau"] is None:
             raise HarnessError(

@@ -59,12 +59,17 @@ def run_scaling(root: Path, *, storage: str | None, workers: int, target: float 
     check_answers(bench, arm, "test")
     place = reach(bench, storage)
     queue = open_queue(place, settings, arm)
-    with run_as_study(place, queue, workers=workers) as tracker:
+    about = (
+        f"What would more data bring? {arm.name} on {', '.join(map(name_of, settings.parts))}, "
+        f"{settings.seeds} seeds each; τ on test answers."
+    )
+    with run_as_study(place, queue, about, workers=workers) as (tracker, note):
         found = fitted(queue, bench, settings)
         found["verifier"] = arm.data.head.config.verifier
         found["seconds"] = round(seconds_of(queue.study), 1)
         write_json(root / REPORT, found)
         tracker.log_artifact(root / REPORT)
+        note.tell("\n\n".join(found["words"]))
     for line in found["words"]:
         print(line)
     say(f"{REPORT} written")

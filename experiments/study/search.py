@@ -23,7 +23,7 @@ from experiments.study.sampling import RepeatableSampler
 from experiments.study.space import check_space, default_point, nested, suggest
 from experiments.study.store import SLOT, open_study
 from experiments.study.training import GivenUp, length, score, train_once
-from experiments.study.work import log_settings
+from experiments.study.work import log_settings, training_words
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,17 @@ class Search:
     bench: Bench
     arm: BenchArm
     study: optuna.Study
+    answers: str = "dev"
 
     def name(self, trial: optuna.Trial) -> str:
         return f"{self.arm.name} trial {trial.user_attrs[SLOT]}"
+
+    def words(self, trial: optuna.Trial) -> str:
+        about = trial.user_attrs
+        settings = self.arm.settings(about["train"])
+        trained = training_words(self.bench, self.arm, settings, about["tokens"])
+        number = f"Trial {about[SLOT]} in the search of its settings"
+        return f"{trained}\n\n{number}: {describe(trial.params)}; the rest as params.yaml has it."
 
     def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
         """Trains with what is drawn; τ on all dev answers at the end."""
@@ -49,7 +57,8 @@ class Search:
         changes = merged(arm.changes, values)
         for name, value in (("train", changes), ("tokens", tokens), ("cost", cost)):
             trial.set_user_attr(name, value)
-        log_settings(tracker, settings, arm=arm.name, seed=seed, tokens=tokens, cost=cost)
+        about = {"arm": arm.name, "seed": seed, "tokens": tokens, "cost": cost}
+        log_settings(tracker, settings, self.words(trial), **about)
         steps = len(settings.plan(arm.data.lengths, seed, tokens=tokens))
         rungs = {math.ceil(steps * share): n for n, share in enumerate(bench.study.rungs)}
         few = range(min(bench.study.rung_documents, len(arm.data.dev)))

@@ -7,7 +7,7 @@ is worth more than a second thread: a step of a small drafter is many short oper
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from optuna.trial import TrialState
@@ -16,7 +16,8 @@ from eagle3.tracking import Tracker
 from eagle3.workspace import digest
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
-from experiments.study.origin import origin
+from experiments.study.notes import StudyNote, progress
+from experiments.study.origin import tell_origin
 from experiments.study.progress import Board
 from experiments.study.store import FACTS, running, shown
 from experiments.study.tracking import parent_run, set_parent
@@ -33,11 +34,18 @@ def processes(bench: Bench, workers: int) -> int:
 
 
 def run_given(
-    place: Place, queue: Fixed, tracker: Tracker, *, workers: int, finetune_from: Path | None = None
+    place: Place,
+    queue: Fixed,
+    tracker: Tracker,
+    *,
+    changed: Callable[[], None],
+    workers: int,
+    finetune_from: Path | None = None,
 ) -> None:
     """Runs a queue to its end.
 
     Args:
+        changed: called when trainings have ended.
         workers: processes that are wanted at the least.
 
     Raises:
@@ -45,7 +53,7 @@ def run_given(
     """
     bench = place.bench
     count = processes(bench, workers)
-    board = Board([queue], tracker, workers=count)
+    board = Board([queue], tracker, workers=count, changed=changed)
     if is_open(queue) and count > 1:
         name = queue.study.study_name
         command = ["work", "--queue", name, *arguments(bench, place.url, finetune_from)]
@@ -61,15 +69,23 @@ def run_given(
 
 
 @contextlib.contextmanager
-def run_as_study(place: Place, queue: Fixed, *, workers: int) -> Iterator[Tracker]:
-    """Runs a queue to its end as a study of its own in MLflow; the block says what was found."""
+def run_as_study(
+    place: Place, queue: Fixed, about: str, *, workers: int
+) -> Iterator[tuple[Tracker, StudyNote]]:
+    """Runs a queue to its end as a study of its own in MLflow; the block says what was found.
+
+    Args:
+        about: what is asked, in words.
+    """
     study = queue.study
     key = digest([study.user_attrs[FACTS], place.url])[:16]
     with parent_run(place.bench.root, study.study_name, key, shown(place.url)) as (tracker, parent):
-        tracker.log_tags(origin(place.bench, study))
-        set_parent([study], parent, tracker)
-        run_given(place, queue, tracker, workers=workers)
-        yield tracker
+        tell_origin(tracker, place.bench, study, threads=place.bench.study.threads)
+        note = StudyNote(tracker, about, set_parent([study], parent, tracker))
+        run_given(
+            place, queue, tracker, changed=lambda: note.tell(progress(queue)), workers=workers
+        )
+        yield tracker, note
 
 
 def is_open(kind: Kind) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.tracking import NullTracker, Tracker
+from stages.notes import TAG
 from stages.tracking import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_LOCAL,
@@ -22,7 +23,6 @@ from stages.tracking import (
 )
 
 PARENT = "mlflow_parent"
-NOTE = "mlflow.note.content"  # the run's description on MLflow's page
 CHILDREN = "Each training of this study is a child run."
 FLUSH_SECONDS = 2.0
 
@@ -53,7 +53,7 @@ def parent_run(
             journal_root(root),
             run_name=f"study {name}",
             resume_key=f"study-{name}-{key}",
-            tags={"kind": "study", "study": name, "storage": store_of_study, NOTE: CHILDREN},
+            tags={"kind": "study", "study": name, "storage": store_of_study, TAG: CHILDREN},
             flush_seconds=FLUSH_SECONDS,
         )
         with closing(tracker):
@@ -61,19 +61,22 @@ def parent_run(
             yield tracker, tracker.run_id(wait)
 
 
-def set_parent(studies: Sequence[Any], parent: str | None, tracker: Tracker) -> None:
-    """Remembers the run below which the trainings of some Optuna studies stand.
+def set_parent(studies: Sequence[Any], parent: str | None, tracker: Tracker) -> str:
+    """Remembers the run below which the trainings of some Optuna studies stand; says which that is.
 
     Those of an earlier call stay where they are: the new run says where.
     """
     if parent is None:
-        return
-    earlier = {study.user_attrs.get(PARENT) for study in studies} - {None, parent}
-    if earlier:
-        told = f"{CHILDREN} Earlier ones are below run {', '.join(sorted(earlier))}."
-        tracker.log_tags({NOTE: told, "continues": ", ".join(sorted(earlier))})
+        return CHILDREN
+    earlier = ", ".join(
+        sorted({study.user_attrs.get(PARENT) for study in studies} - {None, parent})
+    )
     for study in studies:
         study.set_user_attr(PARENT, parent)
+    if not earlier:
+        return CHILDREN
+    tracker.log_tags({"continues": earlier})
+    return f"{CHILDREN} Earlier ones are below run {earlier}."
 
 
 @contextlib.contextmanager
