@@ -357,6 +357,22 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "head").exists()
 
 
+def test_a_tied_output_that_is_stored_otherwise(tmp_path: Path) -> None:
+    """transformers and engines would serve the embedding; a head of the other matrix is no head of
+    what is served."""
+    weights = {
+        "model__embed_tokens__weight": torch.ones(10, 8),
+        "model__norm__weight": torch.ones(8),
+    }
+    tied = FLAT | {"tie_word_embeddings": True}
+    same = _folder(tmp_path / "a", tied, **weights, lm_head__weight=torch.ones(10, 8))
+    write_head(VerifierSpec.open(same), tmp_path / "head")
+    other = _folder(tmp_path / "b", tied, **weights, lm_head__weight=torch.zeros(10, 8))
+    with pytest.raises(HarnessError, match=r"ties its output[\s\S]*lm_head.weight[\s\S]*differ"):
+        write_head(VerifierSpec.open(other), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_no_chat_template_is_an_error(tiny_verifier: Path, tmp_path: Path) -> None:
     link_verifier(str(tiny_verifier), tmp_path / "m")
     (tmp_path / "m" / "chat_template.jinja").unlink()
