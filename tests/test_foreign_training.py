@@ -142,6 +142,17 @@ def test_what_is_refused(project: Path) -> None:
         import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("shards"))
 
 
+def test_a_share_that_leaves_nothing_is_refused(project: Path) -> None:
+    for path in Path("v1").glob("data_[1-9].pt"):
+        path.unlink()
+    importing = {"verifier_path": "verifier", "val_ratio": 0.9, "conventions": SAID}
+    with pytest.raises(HarnessError, match=r"left to train on[\s\S]*0.9[\s\S]*1 held out of as"):
+        import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("out"))
+    with pytest.raises(HarnessError, match="left to train on"):
+        train("v1", "out", val_ratio=0.9)
+    assert not Path("out").exists()
+
+
 def test_flags_as_settings() -> None:
     assert conventions("2,30,58", "post_norm", None, "drop") == Conventions(
         aux_layers=[2, 30, 58], final_hidden="post_norm", padding_rows="drop"
