@@ -347,10 +347,13 @@ def test_bytes_that_are_no_pickle(tmp_path: Path) -> None:
             _ = VerifierSpec.open(folder).keys
 
 
-def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path, value: float) -> None:
+    head = torch.ones(10, 8, dtype=torch.bfloat16)
+    head[4, 3] = value
     folder = _folder(
         tmp_path / "m", FLAT, model__embed_tokens__weight=torch.ones(10, 8),
-        model__norm__weight=torch.ones(8), lm_head__weight=torch.full((10, 8), math.nan),
+        model__norm__weight=torch.ones(8), lm_head__weight=head,
     )  # fmt: skip
     with pytest.raises(HarnessError, match=r"lm_head weight holds a NaN[\s\S]*lm_head.weight"):
         write_head(VerifierSpec.open(folder), tmp_path / "head")
