@@ -6,8 +6,9 @@ where messages come from.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +159,8 @@ def user_opening(tokenizer: Any, system: str | None) -> tuple[str, str]:
     """
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": MARK})
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    with _refusals_named(messages):
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
     before, found, after = text.partition(MARK)
     if not found:
         raise HarnessError(
@@ -183,12 +185,32 @@ def _encode(
     *,
     generation_prompt: bool,
 ) -> list[int]:
-    return list(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=tools and list(tools),
-            add_generation_prompt=generation_prompt,
-            tokenize=True,
-            return_dict=False,
+    with _refusals_named(messages):
+        return list(
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=tools and list(tools),
+                add_generation_prompt=generation_prompt,
+                tokenize=True,
+                return_dict=False,
+            )
         )
-    )
+
+
+@contextlib.contextmanager
+def _refusals_named(messages: Sequence[Message]) -> Iterator[None]:
+    """Templates raise errors for what they do not render: an order of roles, parts of content."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, TypeError, ValueError, LookupError) as error:
+        roles = [str(message.get("role")) for message in messages]
+        first = next((str(m.get("content")) for m in messages), "")
+        raise HarnessError(
+            "the chat template does not render a conversation",
+            where=f"one of roles {', '.join(roles[:8]) or '(none)'} that begins {first[:60]!r}",
+            rule="messages of roles and contents that the verifier's template knows",
+            got=f"{type(error).__name__}: {error}",
+            fix="correct the conversation or leave it out; the template is beside the tokenizer",
+        ) from None

@@ -20,6 +20,7 @@ from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.formats.eagle import eagle_config, read_eagle_config
 from eagle3.formats.published import SPECULATORS, read_published
+from eagle3.formats.published_tensors import refuse_quantised
 from eagle3.formats.speculators import speculators_config, to_speculators
 from eagle3.reading import open_tensors, read_object
 from eagle3.verifier import HeadConfig
@@ -178,7 +179,7 @@ def fill(drafter: Drafter, tensors: dict[str, Tensor], *, where: Path) -> None:
     """Puts stored tensors into a drafter, every one of them.
 
     Raises:
-        HarnessError: names that are missing or unknown, or a shape that differs.
+        HarnessError: names that are missing or unknown, a shape that differs, or quantised weights.
     """
     state = drafter.state_dict()
     missing, unknown = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
@@ -190,6 +191,7 @@ def fill(drafter: Drafter, tensors: dict[str, Tensor], *, where: Path) -> None:
             got=f"unknown: {', '.join(unknown) or 'none'}",
             fix=WHOLE,
         )
+    refuse_quantised(tensors, where)
     for name, value in tensors.items():
         if value.shape != state[name].shape:
             raise HarnessError(

@@ -65,7 +65,9 @@ def splits(folder: Path) -> dict[str, StatesDataset]:
     if not found:
         raise HarnessError(
             "no hidden states", where=folder, rule="a data set folder, or one with train/, dev/",
-            fix="correct the path, or run the extract stage",
+            got=", ".join(sorted(path.name for path in folder.glob("*"))[:5]) or "nothing",
+            fix="correct the path, or run the extract stage; of another program's folder, link a "
+            "few dozen files into a folder of their own and eagle3 import that",
         )  # fmt: skip
     return {name: StatesDataset.open(path) for name, path in found.items()}
 

@@ -116,6 +116,41 @@ class _EncodedDocument(Document):
         return decode(*self.__dict__["_encoded"]["final"])
 
 
+def _documents(shard: dict[str, Any]) -> list[dict[str, Any]]:
+    """A shard's documents as the index lists them.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: something else is listed.
+    """
+    for key, kind in (("file", str), ("bytes", int), ("sha256", str)):
+        if not isinstance(shard[key], kind):
+            raise ValueError(f"{key} is {shard[key]!r}")
+    documents: list[dict[str, Any]] = shard["documents"]
+    for item in documents:
+        if type(item["length"]) is not int or item["length"] < 1:
+            raise ValueError(f"length of sample {item['id']} is {item['length']!r}")
+        if not isinstance(item["id"], str) or not isinstance(item["source"], str):
+            raise ValueError(f"id or source of a sample: {item!r:.80}")
+    return documents
+
+
+def _stored_as(meta: StatesMeta, rows: int) -> dict[str, tuple[Any, ...]]:
+    """Dtype and sizes of every tensor of a shard with so many rows."""
+    states = {"none": meta.dtype, "fp8": "float8_e4m3fn"}[meta.codec]
+    layers, hidden = len(meta.aux_layers), meta.hidden_size
+    known: dict[str, tuple[Any, ...]] = {
+        "token_ids": ("int32", rows),
+        "loss_mask": ("uint8", rows),
+        "aux": (states, rows, layers, hidden),
+        "final": (states, rows, hidden),
+        "aux_scale": ("float32", rows, layers),
+        "final_scale": ("float32", rows),
+        "verifier_top1": ("int32", rows),
+        "verifier_lse": ("float32", rows),
+    }
+    return {name: known[name] for name in STORED[meta.codec]}
+
+
 class StatesDataset(Sequence[Document]):
     """A finished folder of states. Documents are views of memory-mapped shards, never copies."""
 
@@ -158,8 +193,8 @@ class StatesDataset(Sequence[Document]):
         index = folder / "index.jsonl"
         try:
             shards = [json.loads(line) for line in index.read_text().splitlines()]
-            listed = sum(len(shard["documents"]) for shard in shards)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            listed = sum(len(_documents(shard)) for shard in shards)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise HarnessError(
                 "the index of a folder of hidden states cannot be used", where=index,
                 rule="one line of JSON a shard", got=f"{type(error).__name__}: {error}",
@@ -211,7 +246,7 @@ class StatesDataset(Sequence[Document]):
     def __getitem__(self, index: int) -> Document:  # type: ignore[override]
         number, start, end = self._place[index]
         if number not in self._open:
-            self._open[number] = self._read(self.folder / self._shards[number]["file"])
+            self._open[number] = self._read(self._shards[number])
         tensors = self._open[number]
         rows: dict[str, Any] = {name: tensors[name][start:end] for name in STORED[self.meta.codec]}
         rows |= {"id": self.ids[index], "source": self.sources[index]}
@@ -219,17 +254,23 @@ class StatesDataset(Sequence[Document]):
             return Document(**rows)
         return _EncodedDocument.of(rows, getattr(torch, self.meta.dtype))
 
-    def _read(self, file: Path) -> dict[str, torch.Tensor]:
-        """A shard's tensors, memory-mapped; those of another codec than the meta's are refused."""
+    def _read(self, shard: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """A shard's tensors, memory-mapped; others than meta and index say are refused."""
+        file = self.folder / shard["file"]
         tensors = read_tensors(file)
-        wanted = {"none": self.meta.dtype, "fp8": "float8_e4m3fn"}[self.meta.codec]
-        found = {name: str(tensors[name].dtype).removeprefix("torch.") for name in STATES}
-        if set(found.values()) != {wanted} or not tensors.keys() >= set(STORED[self.meta.codec]):
-            raise HarnessError(
-                "a shard is stored in another way than its folder's meta.json says", where=file,
-                rule=f"codec {self.meta.codec}, {self.meta.dtype}: states in {wanted}", got=found,
-                fix="restore meta.json, or extract again",
-            )  # fmt: skip
+        rows = sum(item["length"] for item in shard["documents"])
+        for name, wanted in _stored_as(self.meta, rows).items():
+            one = tensors.get(name)
+            found = None if one is None else (str(one.dtype).removeprefix("torch."), *one.shape)
+            if found != wanted:
+                raise HarnessError(
+                    "a shard is stored in another way than its folder's meta.json says",
+                    where=f"{file}, {name}",
+                    rule=f"codec {self.meta.codec}, {self.meta.dtype}: {wanted[0]} "
+                    f"{list(wanted[1:])}",
+                    got="no such tensor" if found is None else f"{found[0]} {list(found[1:])}",
+                    fix="restore meta.json and index.jsonl, or extract again",
+                )  # fmt: skip
         return tensors
 
     def __iter__(self) -> Iterator[Document]:

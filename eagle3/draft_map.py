@@ -33,6 +33,11 @@ def read_map(
         HarnessError: t2d of another verifier; no draft token; neither reading gives each draft
             token one token of its own within the vocabulary (and t2d, if any).
     """
+    if not torch.equal(d2t, d2t.long().to(d2t.dtype)):
+        raise HarnessError(
+            "d2t holds something else than whole numbers", where=where, rule="whole numbers",
+            got=d2t.dtype, fix=SAVE_AGAIN,
+        )  # fmt: skip
     d2t = d2t.reshape(-1).long()
     ids = torch.arange(len(d2t))
     readings = ((d2t, d2t + ids), (d2t - ids, d2t))

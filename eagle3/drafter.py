@@ -272,7 +272,10 @@ def _scaled_frequencies(config: DrafterConfig, kind: str) -> Tensor:
 
     from eagle3.errors import HarnessError
 
-    plain = "give the drafter plain RoPE (rope_scaling: null), as published drafters have"
+    plain = (
+        "plain RoPE, as published drafters have: rope_scaling: null in its config.json; for a new "
+        "drafter, drafter.rope_theta"
+    )
     if kind not in ROPE_INIT_FUNCTIONS:
         raise HarnessError(
             "unknown RoPE scaling",
@@ -281,14 +284,23 @@ def _scaled_frequencies(config: DrafterConfig, kind: str) -> Tensor:
             got=kind,
             fix=plain,
         )
-    llama = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_theta": config.rope_theta, **(config.rope_scaling or {})},
-    )
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](llama, torch.device("cpu"))
+    try:
+        llama = LlamaConfig(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters={"rope_theta": config.rope_theta, **(config.rope_scaling or {})},
+        )
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](llama, torch.device("cpu"))
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise HarnessError(
+            "RoPE scaling that cannot be computed",
+            where="drafter config, rope_scaling",
+            rule=f"the numbers of {kind}, as transformers reads them ({error})",
+            got=config.rope_scaling,
+            fix=plain,
+        ) from None
     if factor != 1.0:
         raise HarnessError(
             "this RoPE scaling also scales attention, which the drafter does not do",

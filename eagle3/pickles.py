@@ -6,6 +6,7 @@ Only tensors and plain containers are let through, and tensor data is mapped, no
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,17 @@ def load_pickled(path: Path) -> dict[str, Any]:
             "a file holds more than tensors, and opening it could run code",
             where=path,
             rule="tensors, numbers and texts in lists and dictionaries (torch.load, weights_only)",
-            got=str(error).strip().split("\n")[0][:200],
+            got=_named(error),
             fix="save its tensors alone, with a program that you trust to open it",
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # bytes that are no pickle end in whatever they are taken for
         size = f", {path.stat().st_size} bytes" if path.is_file() else ""
+        said = str(error).strip().split("\n")[0][:200]
         raise HarnessError(
             "a file of tensors cannot be opened",
             where=path,
             rule="a whole file as torch.save writes it",
-            got=str(error).strip().split("\n")[0][:200] + size,
+            got=f"{type(error).__name__}: {said}{size}" if said else type(error).__name__ + size,
             fix="write or copy it again, or remove it",
         ) from None
     if not isinstance(value, dict):
@@ -47,6 +49,13 @@ def load_pickled(path: Path) -> dict[str, Any]:
             fix="save its state_dict",
         )  # fmt: skip
     return value
+
+
+def _named(error: pickle.UnpicklingError) -> str:
+    """What it holds beyond tensors, out of torch's page of advice."""
+    text = str(error).strip()
+    found = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) [\w.]+", text)
+    return (found[1] or found[0]) if found else text.split("\n")[0][:200]
 
 
 class PickledTensors:

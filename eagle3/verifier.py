@@ -137,6 +137,7 @@ class VerifierSpec(HeadConfig):
             "the verifier has no weights that are read here",
             where=self.source,
             rule=f"safetensors, or pytorch_model.bin: {' or '.join((*INDICES, *SINGLE))}",
+            got="none of them",
             fix="save it with save_pretrained, or give another folder or hub id",
         )
 
@@ -161,9 +162,16 @@ class VerifierSpec(HeadConfig):
         found: dict[str, Tensor] = {}
         for file_name in sorted({self.weight_files[stored] for stored in wanted}):
             with _opened(find_file(self.source, file_name)) as file:
-                for stored in sorted(wanted):
-                    if self.weight_files[stored] == file_name:
-                        found[stored] = file.get_tensor(stored)
+                here = {name for name in wanted if self.weight_files[name] == file_name}
+                if absent := sorted(here - set(file.keys())):
+                    raise HarnessError(
+                        "the index of the verifier's weights names a file that lacks them",
+                        where=f"{self.source}: {file_name}",
+                        rule=f"tensor {absent[0]}",
+                        got=f"{len(here & set(file.keys()))} of the {len(here)} looked for there",
+                        fix=WHOLE_FOLDER,
+                    )
+                found |= {stored: file.get_tensor(stored) for stored in sorted(here)}
         return {
             name: dequantise(
                 name,

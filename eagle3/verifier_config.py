@@ -27,6 +27,10 @@ SIZES = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"),
     *("num_attention_heads", "max_position_embeddings"),
 )
+SCALES = (
+    *("logit_scale", "lm_head_multiplier", "logits_scaling", "embedding_multiplier"),
+    *("rms_norm_eps", "layer_norm_eps"),
+)
 QUANTISED = ("quantization_config", "compression_config")
 VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 
@@ -72,9 +76,7 @@ def flat_config(
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     # Latent attention (DeepSeek): the size that a plain attention of the same shape would have.
     head_dim = text.get("v_head_dim") if "kv_lora_rank" in text else text.get("head_dim")
-    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
-    if "full_attention" in rope:  # one entry for each kind of layer
-        rope = dict(rope["full_attention"])
+    rope = _rope(text, where)
     theta = rope.pop("rope_theta", None) or text.get("rope_theta") or 10000.0
     plain = rope.get("rope_type", rope.get("type", "default")) == "default"
     kind = str(text.get("model_type") or config.get("model_type") or "")
@@ -83,32 +85,39 @@ def flat_config(
             "the verifier's configuration lacks a key",
             where=where,
             rule="model_type",
+            got=_keys(text),
             fix="give the verifier's whole folder, or add the key to its config.json",
         )
     eos: list[int] = []
     for holder in (text, config, generation):
         value = holder.get("eos_token_id")
-        eos += value if isinstance(value, list) else [] if value is None else [value]
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(one) is int for one in ids):
+            raise _unusable("eos_token_id", "a token id, or a list of them", value, where)
+        eos += ids
     embed_scale = math.sqrt(hidden) if kind in SQRT_EMBEDDINGS else 1.0
-    logit_scale = text.get("logit_scale") or text.get("lm_head_multiplier") or 1.0
-    if text.get("logits_scaling"):  # Granite divides, HyperCLOVA X multiplies
-        scaling = float(text["logits_scaling"])
+    # None and 0 of these stand for "not scaled".
+    numbers = {name: _number(text, name, where) for name in SCALES if text.get(name)}
+    logit_scale = numbers.get("logit_scale") or numbers.get("lm_head_multiplier") or 1.0
+    if scaling := numbers.get("logits_scaling"):  # Granite divides, HyperCLOVA X multiplies
         logit_scale = scaling if kind.startswith("hyperclovax") else 1.0 / scaling
     softcap = text.get("final_logit_softcapping")
+    if softcap is not None and _number(text, "final_logit_softcapping", where) <= 0:
+        raise _unusable("final_logit_softcapping", "above 0, or null", softcap, where)
     return sizes | {
         "config_hash": digest({k: v for k, v in config.items() if k not in VOLATILE})[:16],
         "model_type": kind,
         "num_key_value_heads": text.get("num_key_value_heads") or heads,
         "head_dim": head_dim or hidden // heads,
         "hidden_act": text.get("hidden_act") or text.get("hidden_activation") or "silu",
-        "rms_norm_eps": float(text.get("rms_norm_eps") or text.get("layer_norm_eps") or 1e-6),
-        "rope_theta": float(theta),
+        "rms_norm_eps": numbers.get("rms_norm_eps") or numbers.get("layer_norm_eps") or 1e-6,
+        "rope_theta": _number({"rope_theta": theta}, "rope_theta", where),
         "rope_scaling": None if plain else rope,
         "bos_token_id": text.get("bos_token_id", config.get("bos_token_id")),
         "eos_token_ids": sorted(set(eos)),
         "norm_offset": 1.0 if kind in OFFSET_NORMS else 0.0,
-        "embed_scale": float(text.get("embedding_multiplier") or embed_scale),
-        "logit_scale": float(logit_scale),
+        "embed_scale": numbers.get("embedding_multiplier") or embed_scale,
+        "logit_scale": logit_scale,
         "logit_softcap": None if softcap is None else float(softcap),
     }
 
@@ -120,17 +129,42 @@ def _size(text: Mapping[str, Any], name: str, where: object) -> int:
             "the verifier's configuration lacks a key",
             where=where,
             rule=name,
+            got=_keys(text),
             fix="give the verifier's whole folder, or add the key to its config.json",
         )
     if type(value) is not int or value < 1:
-        raise HarnessError(
-            "the verifier's configuration cannot be used",
-            where=f"{where}, {name}",
-            rule="a whole number above 0",
-            got=repr(value),
-            fix="correct its config.json, or download the verifier again",
-        )
+        raise _unusable(name, "a whole number above 0", value, where)
     return value
+
+
+def _number(text: Mapping[str, Any], name: str, where: object) -> float:
+    value = text[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _unusable(name, "a number", value, where)
+    return float(value)
+
+
+def _rope(text: Mapping[str, Any], where: object) -> dict[str, Any]:
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if isinstance(rope, Mapping) and "full_attention" in rope:  # one entry for each kind of layer
+        rope = rope["full_attention"]
+    if not isinstance(rope, Mapping):
+        raise _unusable("rope_parameters or rope_scaling", "an object with keys", rope, where)
+    return dict(rope)
+
+
+def _keys(text: Mapping[str, Any]) -> str:
+    return f"keys {', '.join(sorted(text)[:12])}" if text else "no keys"
+
+
+def _unusable(name: str, rule: str, value: object, where: object) -> HarnessError:
+    return HarnessError(
+        "the verifier's configuration cannot be used",
+        where=f"{where}, {name}",
+        rule=rule,
+        got=repr(value),
+        fix="correct its config.json (or generation_config.json), or download the verifier again",
+    )
 
 
 def _complete(text: Mapping[str, Any]) -> Mapping[str, Any]:

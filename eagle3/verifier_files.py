@@ -45,11 +45,13 @@ def find_file(source: str, name: str) -> Path:
             fix="run the verifier stage, or correct verifier.source",
         ) from None
     if path is None or not path.is_file():
+        first = name == "config.json"
         raise HarnessError(
             f"the verifier's {name} is missing",
             where=source,
-            rule="a Hugging Face model folder or hub id",
-            fix="run the verifier stage, or correct verifier.source",
+            rule="a Hugging Face model folder or hub id" + ("" if first else ", whole"),
+            got="no such file",
+            fix="run the verifier stage, or correct verifier.source" if first else WHOLE_FOLDER,
         )
     return path
 

@@ -18,6 +18,8 @@ from eagle3.settings import read_settings
 from eagle3.shardfile import write_tensors
 from eagle3.verifier import HeadConfig, VerifierSpec
 
+CHECKED_ROWS = 4096
+
 
 @dataclass(frozen=True)
 class VerifierHead:
@@ -71,6 +73,28 @@ def write_head(spec: VerifierSpec, path: Path, *, layer: bool = True) -> None:
                 got=list(head[role].shape),
                 fix="download or save the verifier again: weights and config.json of one model",
             )
+    for role in ("embed", "norm", "lm_head"):
+        # In parts: what is looked at is never in memory as a whole. The extremes tell of a NaN too,
+        # in a fortieth of the time that isfinite takes over a matrix of gigabytes.
+        ends = [torch.stack(part.aminmax()) for part in head[role].split(CHECKED_ROWS)]
+        if not bool(torch.stack(ends).isfinite().all()):
+            raise HarnessError(
+                f"the verifier's {role} weight holds a NaN or infinity",
+                where=f"{spec.source}: {names[role]}",
+                rule="finite numbers",
+                got=f"others, in {head[role].dtype}",
+                fix="download the verifier again, whole; a quantised one: look at its scales",
+            )
+    pairs = zip(head["embed"].split(CHECKED_ROWS), head["lm_head"].split(CHECKED_ROWS), strict=True)
+    if spec.tied and keys.lm_head and not all(torch.equal(one, other) for one, other in pairs):
+        raise HarnessError(
+            "the verifier's configuration ties its output to the embedding, and its weights hold "
+            "another output matrix: engines take the embedding",
+            where=f"{spec.source}: {names['lm_head']}",
+            rule="tie_word_embeddings: false in config.json, or weights without this matrix",
+            got="tie_word_embeddings: true, and rows that differ",
+            fix="correct the key if the matrix was trained, or take the matrix out",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     order = sorted(head, key=lambda name: (-head[name].itemsize, name))
     metadata = {"config": spec.head_config.model_dump_json()}

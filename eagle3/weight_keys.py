@@ -146,6 +146,7 @@ def find_keys(
             "the verifier's lm_head weight was not found, and it does not share the embedding",
             where=where,
             rule=f"{EXACT['lm_head']}, or tie_word_embeddings: true in config.json",
+            got=f"{len(names)} names, none of an output matrix",
             fix="download or save the verifier again, whole; or set the key, if it is true",
         )
     prefix = embed.removesuffix("embed_tokens.weight") + f"layers.{num_hidden_layers - 1}."

@@ -22,6 +22,7 @@ from typing import Any
 
 from eagle3.errors import HarnessError
 
+UNFINISHED = ".unfinished"  # how the name of a file ends that is being written
 _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of renameat2(2)
 
 
@@ -109,9 +110,13 @@ def publish(source: Path, destination: Path) -> None:
     the file system cannot exchange two folders (NFS, systems other than Linux), a folder takes two
     renames; killed between them, what stood there lies beside as `.<name>.old` and nothing at the
     destination. Where source and destination lie on different file systems, what is moved is
-    copied beside its destination first, so that the last step is a rename all the same.
+    copied beside its destination first, so that the last step is a rename all the same. What a
+    killed run left of files that it was just writing does not travel along.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        for leftover in source.rglob(f".*{UNFINISHED}"):
+            leftover.unlink()
     if source.lstat().st_dev != destination.parent.stat().st_dev:
         near = destination.with_name(f".{destination.name}.new")
         try:
@@ -149,7 +154,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)

@@ -38,7 +38,7 @@ from experiments.training_data import (
     training_folder,
     vocabulary_of,
 )
-from experiments.verifier_argument import head_of, verifier_of
+from experiments.verifier_argument import has_layer, head_of, verifier_of
 from stages import notes, provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
@@ -114,6 +114,13 @@ def run(
     check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, "provenance.json"})
     init = None if finetune_from is None else resolve_drafter(finetune_from)
     verifier = verifier_of(verifier_path)
+    if init is None and settings.drafter.layer_init == "verifier" and not has_layer(verifier_path):
+        # No flag asked for it: the script of somebody with such a verifier works as it stands.
+        log.info(
+            "%s has no Llama-like last layer: the draft layer starts random", verifier.verifier
+        )
+        changes["drafter"] = {"layer_init": "random"}
+        settings = arm_settings(shared, changes, where="flags over params.yaml, train")
     folder = check_states(data_dir, verifier, conventions)
     digests = input_digests(verifier, data_dir, vocab_mapping_dir, folder)
     if init is not None:

@@ -187,13 +187,23 @@ def arm_data(
 
 
 def split(states: States, val_ratio: float | None) -> tuple[list[int], list[int]]:
-    """Indices to train on and held out: a property of each sample's id."""
+    """Indices to train on and held out: a property of each sample's id.
+
+    Raises:
+        HarnessError: all are held out.
+    """
     share = val_ratio or 0.0
     held = [
         index
         for index, name in enumerate(states.ids)
         if seed_of("validation", name) / 2**63 < share
     ]
+    if len(held) == len(states):
+        raise HarnessError(
+            "no sample is left to train on", where=f"--val-ratio {share}",
+            rule="one sample or more that is not held out", got=f"{len(held)} held out of as many",
+            fix="a smaller --val-ratio, or more samples",
+        )  # fmt: skip
     out = set(held)
     return [index for index in range(len(states)) if index not in out], held
 
@@ -221,7 +231,14 @@ def input_digests(
         files += [vocabulary, *(vocabulary / name for name in (VOCABULARY, *ARRAYS))]
     found = {str(path): digest_file(path) for path in files if path.is_file()}
     if folder is not None:
-        stats = [(path.name, path.stat()) for path in folder.paths]
+        try:
+            stats = [(path.name, path.stat()) for path in folder.paths]
+        except FileNotFoundError as error:
+            raise HarnessError(
+                "a file of hidden states is not there", where=error.filename,
+                rule="a file, or a link to one", got="a link to nothing",
+                fix="remove the link, or bring back what it leads to",
+            ) from None  # fmt: skip
         found["samples"] = digest([[n, s.st_size, s.st_mtime_ns] for n, s in stats])
     if isinstance(verifier, VerifierSpec):
         found[verifier.source] = verifier.revision

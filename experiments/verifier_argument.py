@@ -20,6 +20,13 @@ def verifier_of(path: str) -> HeadConfig:
     return VerifierSpec.open(path)
 
 
+def has_layer(path: str) -> bool:
+    """Whether its last layer is one that a draft layer can start from. Opens no shard."""
+    if Path(path).is_file():
+        return read_head(Path(path)).layer is not None
+    return VerifierSpec.open(path).keys.layer is not None
+
+
 def head_of(path: str, work: Path | None = None, *, layer: bool = False) -> VerifierHead:
     """The head.
 

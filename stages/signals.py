@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,9 +87,13 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
     """What a person can do about an error of the file system; None for any other error."""
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and type(error).__name__ == "SafetensorError":
-        # Its writer keeps the number in its text alone: "... (os error 28)".
-        number = next((n for n in (*_ROOM, *_RIGHTS) if f"os error {n})" in text), None)
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        text = str(error.args[0][0][2])  # of a folder's copy: what became of its first file
+    if number is None:
+        # Kept in the text alone: "... (os error 28)" by safetensors, "[Errno 28] ..." by shutil.
+        kinds = {"SafetensorError": "os error {})", "Error": "[Errno {}]"}
+        if form := kinds.get(type(error).__name__):
+            number = next((n for n in (*_ROOM, *_RIGHTS) if form.format(n) in text), None)
     if number in _ROOM:
         what, fix = "no room left on the disk", "make room and run the same command again"
     elif number in _RIGHTS:

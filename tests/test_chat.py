@@ -215,6 +215,24 @@ def test_templates_that_are_refused(tokenizer: Any) -> None:
     assert "'because'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("template", "got"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "TemplateError: roles must alternate"),
+        ("{% for m in messages %}{{ m['content'] }", "TemplateSyntaxError"),
+        ("{{ messages[0]['content']['text'] + 1 }}", "UndefinedError"),
+        ("{{ 'a' + messages }}", "TypeError"),
+    ],
+)
+def test_what_a_template_does_not_render_is_named(tokenizer: Any, template: str, got: str) -> None:
+    tokenizer.chat_template = template
+    rule = rf"does not render[\s\S]*roles user that begins 'One\?'[\s\S]*got: {got}"
+    with pytest.raises(HarnessError, match=rule):
+        encode_conversation(tokenizer, _turns("One?", "Yes."), [2])
+    with pytest.raises(HarnessError, match=rf"does not render[\s\S]*got: {got}"):
+        user_opening(tokenizer, None)
+
+
 def test_a_conversation_without_answer_is_an_error(tokenizer: Any) -> None:
     with pytest.raises(HarnessError, match="does not end with an answer") as caught:
         encode_conversation(tokenizer, _turns("One?"), [2], where="prompt 5")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import eagle3.shard_writer
 from eagle3.dataset import Document, StatesDataset, StatesMeta
@@ -144,6 +145,38 @@ def test_codecs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         StatesDataset.open(tmp_path / "a")[0]
 
 
+@pytest.mark.parametrize("codec", ["none", "fp8"])
+def test_a_shard_that_is_not_as_meta_and_index_say(tmp_path: Path, codec: str) -> None:
+    """Each of these was once read, or ended in a traceback."""
+    write(tmp_path, range(3), meta=FP8.model_copy(update={"codec": codec}))
+    file, meta = tmp_path / "shard-00000.safetensors", tmp_path / "meta.json"
+    said, tensors = json.loads(meta.read_text()), load_file(file)
+    index = (tmp_path / "index.jsonl").read_text()
+
+    def refused(message: str) -> None:
+        with pytest.raises(HarnessError, match=rf"in another way[\s\S]*{message}"):
+            StatesDataset.open(tmp_path)[0]
+
+    for change, message in (
+        ({"aux_layers": said["aux_layers"][:1]}, r"aux\w*\n[\s\S]*restore meta"),
+        ({"hidden_size": HIDDEN // 2}, r"aux\w*\n[\s\S]*restore meta"),
+    ):
+        meta.write_text(json.dumps(said | change))
+        refused(message)
+    meta.write_text(json.dumps(said))
+    rows = len(tensors["token_ids"])
+    changes: dict[str, torch.Tensor | None] = {"final": None, "token_ids": tensors["token_ids"][1:]}
+    if codec == "fp8":
+        changes |= {"aux_scale": tensors["aux_scale"][1:], "final_scale": None}
+    for name, changed in changes.items():
+        held = {n: t for n, t in (tensors | {name: changed}).items() if t is not None}
+        save_file({n: t.clone() for n, t in held.items()}, file)
+        entry = json.loads(index) | {"bytes": file.stat().st_size}
+        (tmp_path / "index.jsonl").write_text(json.dumps(entry) + "\n")
+        got = "no such tensor" if changed is None else rf"\[{rows - 1}"
+        refused(rf"{name}\n[\s\S]*got: {got}|{name}\n[\s\S]*got: \w+ \[{rows - 1}")
+
+
 def test_memory_mapping_does_not_copy(tmp_path: Path) -> None:
     write(tmp_path / "a", range(4), shard_rows=1000)
     dataset = StatesDataset.open(tmp_path / "a")
@@ -240,6 +273,14 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         ("index.jsonl", "[1]\n", "one line of JSON a shard"),
         ("index.jsonl", "", "index and meta disagree"),
         ("index.jsonl", None, "one line of JSON a shard"),
+        ("index.jsonl", '{"file": "a", "bytes": 5, "documents": []}', r"got: KeyError: 'sha256'"),
+        (
+            "index.jsonl",
+            '{"file": "a", "bytes": 5, "sha256": "", "documents": '
+            '[{"id": "a", "source": "s", "length": "3"}]}',
+            r"got: ValueError: length of sample a is '3'",
+        ),
+        ("index.jsonl", '{"file": "a", "bytes": 5, "sha256": "", "documents": ["a"]}', "TypeError"),
     ],
 )
 def test_broken_descriptions_are_named(

@@ -21,6 +21,7 @@ from eagle3.formats.foreign_states import ForeignFolder, open_foreign
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_tokenizer
+from experiments.training_data import input_digests
 from tests.foreign_data import (
     LAYERS,
     Made,
@@ -241,6 +242,7 @@ def test_samples_of_other_kinds_are_named(world: World, tmp_path: Path) -> None:
         "nothing": ({"hidden_states": []}, r"a list of tensors[\s\S]*list without entries"),
         "sparse": ({"hidden_states": [s.to_sparse() for s in every]}, r"2 axes[\s\S]*sparse"),
         "empty": (none, r"a sample without tokens"),
+        "meta": ({"hidden_states": [s.to("meta") for s in every]}, r"2 axes[\s\S]*without values"),
     }
     for name, (changes, message) in cases.items():
         folder = opened(_changed(world, tmp_path / name, **changes))
@@ -287,6 +289,20 @@ def test_a_file_that_could_run_code_is_not_opened(world: World, tmp_path: Path) 
     with pytest.raises(HarnessError, match=r"could run code[\s\S]*data_0.pt[\s\S]*weights_only"):
         opened(path).read(0)
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_else_a_file_holds_is_said(world: World, tmp_path: Path) -> None:
+    path = write_v1(tmp_path / "data", world.samples)
+    torch.save({"input_ids": world.samples[0].ids.numpy()}, path / "data_0.pt")
+    with pytest.raises(HarnessError, match=r"could run code[\s\S]*got: numpy[\w.]*_reconstruct"):
+        opened(path).read(0)
+
+
+def test_a_link_to_nothing_is_named(world: World, tmp_path: Path) -> None:
+    path = write_v1(tmp_path / "data", world.samples)
+    (path / "data_9.pt").symlink_to(tmp_path / "gone.pt")
+    with pytest.raises(HarnessError, match=r"is not there[\s\S]*data_9.pt[\s\S]*link"):
+        input_digests(world.head.config, path, None, opened(path))
 
 
 def test_a_torn_file_is_named_and_an_old_one_is_read(world: World, tmp_path: Path) -> None:
@@ -377,6 +393,9 @@ def test_files_that_do_not_go_together(
     (path / "data_4.pt").unlink()
     open_foreign(path)
     assert any("7 files of samples, where data_config.json names 8" in m for m in caplog.messages)
+    (path / "data_config.json").write_text("{torn")
+    with pytest.raises(HarnessError, match=r"not a JSON file[\s\S]*or remove it: only its layer"):
+        open_foreign(path)
     (path / "data_config.json").write_text('{"format": [1]}')
     with pytest.raises(HarnessError, match=r"not the data_config.json[\s\S]*format: an object"):
         open_foreign(path)
@@ -390,4 +409,23 @@ def test_an_arrow_file_that_is_damaged_is_named(world: World, tmp_path: Path) ->
         opened(path).read(1)
     file.write_bytes(b"torn")
     with pytest.raises(HarnessError, match=r"hs_1.safetensors[\s\S]*whole safetensors"):
+        opened(path).read(1)
+    none = {"hidden_states": torch.zeros(4, 0, 64), "token_ids": world.samples[1].ids}
+    save_file(none, file)
+    with pytest.raises(HarnessError, match=r"no states[\s\S]*hs_1.safetensors, hidden_states"):
+        opened(path).read(1)
+    (path / "state.json").write_text("{}")
+    with pytest.raises(HarnessError, match=r"without the data set[\s\S]*got: KeyError"):
+        opened(path).read(0)
+
+
+def test_a_row_of_the_data_set_that_holds_no_numbers(world: World, tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    path = write_arrow(tmp_path / "data", world.samples)
+    for file in path.glob("*.arrow"):
+        file.unlink()
+    rows = [{"input_ids": sample.ids.tolist(), "loss_mask": None} for sample in world.samples]
+    Dataset.from_list(rows).save_to_disk(str(path))
+    with pytest.raises(HarnessError, match=r"row of the data set[\s\S]*row 1[\s\S]*prepare"):
         opened(path).read(1)

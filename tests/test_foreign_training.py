@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from eagle3.conventions import Conventions
 from eagle3.dataset import StatesDataset
@@ -140,6 +140,33 @@ def test_what_is_refused(project: Path) -> None:
             **importing, **where)  # fmt: skip
     with pytest.raises(HarnessError, match=r"holds other files[\s\S]*train"):
         import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("shards"))
+
+
+def test_a_verifier_without_a_layer_to_start_from(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Experts or latent attention: no flag says how the draft layer starts, so it starts random."""
+    caplog.set_level(logging.INFO)
+    weights = Path("verifier/model.safetensors")
+    tensors = load_file(weights)
+    renamed = {n.replace("4.mlp.up_proj", "4.mlp.experts.0.up_proj"): t for n, t in tensors.items()}
+    weights.unlink()  # the linked file is others'
+    save_file(renamed, weights, {"format": "pt"})
+    train("v1", "out", epochs=1)
+    assert any("no Llama-like last layer: the draft layer" in m for m in caplog.messages)
+    about = json.loads(Path("out/provenance.json").read_text())
+    assert about["settings"]["drafter"]["layer_init"] == "random"
+
+
+def test_a_share_that_leaves_nothing_is_refused(project: Path) -> None:
+    for path in Path("v1").glob("data_[1-9].pt"):
+        path.unlink()
+    importing = {"verifier_path": "verifier", "val_ratio": 0.9, "conventions": SAID}
+    with pytest.raises(HarnessError, match=r"left to train on[\s\S]*0.9[\s\S]*1 held out of as"):
+        import_command.run(**importing, data_dir=Path("v1"), output_dir=Path("out"))
+    with pytest.raises(HarnessError, match="left to train on"):
+        train("v1", "out", val_ratio=0.9)
+    assert not Path("out").exists()
 
 
 def test_flags_as_settings() -> None:

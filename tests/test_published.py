@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3.arm import init_digest
-from eagle3.checkpoint import CONFIG, WEIGHTS
+from eagle3.checkpoint import CONFIG, WEIGHTS, load_drafter
 from eagle3.errors import HarnessError
 from eagle3.export import probe
 from eagle3.formats.published import layers_said, read_published, resolve_drafter
@@ -275,6 +275,57 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(HarnessError, match=message) as caught:
         from_checkpoint(folder, make_head(), MINE, LAYERS)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.fc.weight", "layers.0.hidden_norm.weight"])
+def test_a_tensor_under_two_names(tmp_path: Path, name: str) -> None:
+    folder = as_published(saved(tmp_path / "a"))
+    tensors = tensors_of(folder)
+    ours = name.removeprefix("model.").replace("layers.0.", "midlayer.")
+    save_file(tensors | {name: tensors[ours] + 1}, folder / WEIGHTS)
+    with pytest.raises(HarnessError, match=rf"one and the same[\s\S]*one {ours}[\s\S]*second"):
+        read_published(folder, make_head())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_drafter_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Its values without their scales are numbers of no meaning."""
+    folder = saved(tmp_path / "a")
+    tensors = tensors_of(folder)
+    save_file(tensors | {"fc.weight": tensors["fc.weight"].to(dtype)}, folder / WEIGHTS)
+    for read in (read_published, lambda f, h: load_drafter(f, h, torch.float32)):
+        with pytest.raises(HarnessError, match=r"plain floats[\s\S]*fc.weight[\s\S]*not quant"):
+            read(folder, make_head())
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "yarn"},
+        {"rope_type": "yarn", "factor": "64"},
+        {"rope_type": "llama3", "factor": 0.0, "low_freq_factor": 0.0, "high_freq_factor": 0.0,
+         "original_max_position_embeddings": 0},
+    ],
+)  # fmt: skip
+def test_rope_that_cannot_be_computed(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    folder = change(saved(tmp_path / "a"), rope_scaling=scaling)
+    with pytest.raises(HarnessError, match=r"cannot be computed[\s\S]*rope_scaling[\s\S]*plain"):
+        from_checkpoint(folder, make_head(), MINE, LAYERS)
+    folder = change(saved(tmp_path / "b"), rope_theta=0)
+    with pytest.raises(HarnessError, match=r"rope_theta = 0"):
+        from_checkpoint(folder, make_head(), MINE, LAYERS)
+
+
+def test_a_map_of_fractions(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "a")
+    tensors = tensors_of(folder)
+    whole = tensors["d2t"].float()
+    save_file(tensors | {"d2t": whole}, folder / WEIGHTS)
+    assert torch.equal(read_published(folder, make_head()).tensors["d2t"], tensors["d2t"])
+    for odd in (whole + 0.5, whole * torch.nan):
+        save_file(tensors | {"d2t": odd}, folder / WEIGHTS)
+        with pytest.raises(HarnessError, match=r"something else than whole[\s\S]*torch.float32"):
+            read_published(folder, make_head())
 
 
 def test_nested_layers_of_another_type(tmp_path: Path) -> None:

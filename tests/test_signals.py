@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from stages.signals import trouble_with_disk
 
 PARENT = """
 import os, sys
@@ -120,3 +124,19 @@ def test_a_child_ends_in_its_own_time(project_root: Path, whole_terminal: bool) 
         parent.terminate()
     assert parent.wait() == 7
     assert parent.stdout.read() == "ended well\n"
+
+
+def test_a_copy_to_a_full_disk_is_named(tmp_path: Path) -> None:
+    """shutil.copytree gathers what went wrong, file by file, into an error without a number."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("x")
+
+    def full(source: str, out: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", out)
+
+    with pytest.raises(shutil.Error) as caught:
+        shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=full)
+    told = str(trouble_with_disk(caught.value))
+    assert told.startswith("no room left on the disk")
+    assert f"got: [Errno {errno.ENOSPC}] No space left on device" in told
+    assert trouble_with_disk(shutil.Error("something else\nin two lines")) is None

@@ -51,6 +51,12 @@ def test_arrays_that_cannot_be_used(tmp_path: Path, d2t: object, t2d: object, me
         read_arrays(arrays(tmp_path, d2t, t2d), SIZE)
 
 
+def test_arrays_of_another_machine(tmp_path: Path) -> None:
+    t2d = [i in TARGETS for i in range(SIZE)]
+    folder = arrays(tmp_path, np.array(TARGETS, dtype=">i4"), t2d)
+    assert read_arrays(folder, SIZE).target_ids.tolist() == TARGETS
+
+
 def test_a_text_file_for_an_array(tmp_path: Path) -> None:
     (tmp_path / "d2t.npy").write_text("1 2 3")
     with pytest.raises(HarnessError, match=r"d2t\.npy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -289,6 +290,90 @@ def test_broken_files_are_named(tiny_verifier: Path, tmp_path: Path) -> None:
     (copied("mute") / "tokenizer.json").unlink()
     with pytest.raises(HarnessError, match="tokenizer cannot be loaded"):
         load_tokenizer(VerifierSpec.open(tmp_path / "mute"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("rms_norm_eps", "1e-5x", "a number"),
+        ("rms_norm_eps", math.nan, "a number"),
+        ("rope_theta", "much", "a number"),
+        ("rope_parameters", [1], "an object with keys"),
+        ("rope_parameters", {"full_attention": 5}, "an object with keys"),
+        ("logit_scale", "x", "a number"),
+        ("logits_scaling", [1], "a number"),
+        ("embedding_multiplier", "12", "a number"),
+        ("final_logit_softcapping", "x", "a number"),
+        ("final_logit_softcapping", 0, "above 0, or null"),
+        ("eos_token_id", "</s>", "a token id, or a list of them"),
+        ("eos_token_id", [[1], 3], "a token id, or a list of them"),
+    ],
+)
+def test_values_of_another_kind_are_named(
+    tmp_path: Path, key: str, value: object, rule: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FLAT | {"head_dim": 4, key: value}))
+    with pytest.raises(HarnessError, match="configuration cannot be used") as caught:
+        VerifierSpec.open(tmp_path)
+    text = str(caught.value)
+    assert key in text and f"rule: {rule}\n" in text and "\n  got: " in text
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_an_index_that_names_the_wrong_file(tmp_path: Path, kind: str) -> None:
+    weights = {"model.embed_tokens.weight": torch.ones(10, 8), "model.norm.weight": torch.ones(8)}
+    folder = _folder(tmp_path / "m", FLAT | {"tie_word_embeddings": True})
+    places = dict.fromkeys(weights, f"one.{kind}")
+    name = {"safetensors": "model", "bin": "pytorch_model"}[kind]
+    (folder / f"{name}.{kind}.index.json").write_text(json.dumps({"weight_map": places}))
+    lacking = {"model.embed_tokens.weight": weights["model.embed_tokens.weight"]}
+    save = save_file if kind == "safetensors" else torch.save
+    save(lacking, folder / f"one.{kind}")
+    with pytest.raises(HarnessError, match=r"lacks them[\s\S]*one\.[\s\S]*model.norm.weight"):
+        write_head(VerifierSpec.open(folder), tmp_path / "head")
+    (folder / f"one.{kind}").unlink()
+    with pytest.raises(HarnessError, match=r"one\.\w+ is missing[\s\S]*download or save the verif"):
+        write_head(VerifierSpec.open(folder), tmp_path / "head")
+
+
+def test_bytes_that_are_no_pickle(tmp_path: Path) -> None:
+    """torch's reader stumbles over them in many ways: an index, a key, a character."""
+    for number, data in enumerate((b"root:x:0:0\nq\x00", b"hello world\n" * 50, b"", b"\x80\x02.")):
+        folder = _folder(tmp_path / str(number), FLAT)
+        (folder / "pytorch_model.bin").write_bytes(data)
+        for leftover in folder.glob("*.safetensors"):
+            leftover.unlink()
+        with pytest.raises(HarnessError, match=r"pytorch_model.bin[\s\S]*torch"):
+            _ = VerifierSpec.open(folder).keys
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path, value: float) -> None:
+    head = torch.ones(10, 8, dtype=torch.bfloat16)
+    head[4, 3] = value
+    folder = _folder(
+        tmp_path / "m", FLAT, model__embed_tokens__weight=torch.ones(10, 8),
+        model__norm__weight=torch.ones(8), lm_head__weight=head,
+    )  # fmt: skip
+    with pytest.raises(HarnessError, match=r"lm_head weight holds a NaN[\s\S]*lm_head.weight"):
+        write_head(VerifierSpec.open(folder), tmp_path / "head")
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_tied_output_that_is_stored_otherwise(tmp_path: Path) -> None:
+    """transformers and engines would serve the embedding; a head of the other matrix is no head of
+    what is served."""
+    weights = {
+        "model__embed_tokens__weight": torch.ones(10, 8),
+        "model__norm__weight": torch.ones(8),
+    }
+    tied = FLAT | {"tie_word_embeddings": True}
+    same = _folder(tmp_path / "a", tied, **weights, lm_head__weight=torch.ones(10, 8))
+    write_head(VerifierSpec.open(same), tmp_path / "head")
+    other = _folder(tmp_path / "b", tied, **weights, lm_head__weight=torch.zeros(10, 8))
+    with pytest.raises(HarnessError, match=r"ties its output[\s\S]*lm_head.weight[\s\S]*differ"):
+        write_head(VerifierSpec.open(other), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_no_chat_template_is_an_error(tiny_verifier: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,59 @@ def test_packed_integers_by_hand() -> None:
     assert unpack(pack(values), 4, 10).tolist() == values.tolist()
     parts = {"weight_packed": pack(values), "weight_shape": torch.tensor([1, 10])}
     parts["weight_scale"] = torch.tensor([[0.5, 2.0]], dtype=torch.bfloat16)
-    weight = dequantise("x.weight", parts, FOUR_BITS, where="test")
+    weight = dequantise("x.weight", parts, four_bits(5), where="test")
     assert weight.dtype == torch.bfloat16
     assert weight.tolist() == [[-4, -0.5, 0, 0.5, 1, 6, 14, -6, 10, 8]]
+
+
+def four_bits(group_size: object, num_bits: object = 4) -> dict[str, Any]:
+    weights = {"num_bits": num_bits, "group_size": group_size}
+    return {"config_groups": {"group_0": {"weights": weights}}}
+
+
+def test_parts_of_a_packed_weight_that_do_not_fit() -> None:
+    """Each of these ended in a traceback, or in numbers of no meaning."""
+    values = torch.zeros(2, 16, dtype=torch.int32)
+    good = {"weight_packed": pack(values), "weight_scale": torch.ones(2, 2)}
+    assert dequantise("x.weight", good, four_bits(8), where="t").shape == (2, 16)
+    row = good | {"weight_scale": torch.ones(2, 1)}
+    assert dequantise("x.weight", row, four_bits(None), where="t").shape == (2, 16)
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"weight_scale": None}, four_bits(8), r"packed without its scale[\s\S]*x.weight_scale"),
+        ({"weight_scale": torch.ones(2, 3)}, four_bits(8), r"scales \[2, 2\][\s\S]*\[2, 3\]"),
+        ({"weight_scale": torch.ones(2, 0)}, four_bits(8), r"scales \[2, 2\][\s\S]*\[2, 0\]"),
+        ({"weight_scale": torch.ones(2)}, four_bits(8), r"scales \[2, 2\][\s\S]*scales \[2\]"),
+        ({"weight_scale": torch.ones(2, 2) * math.nan}, four_bits(8), "NaN or infinity"),
+        ({"weight_scale": torch.ones(2, 2).byte()}, four_bits(8), r"no floating[\s\S]*uint8"),
+        ({"weight_packed": pack(values).byte()}, four_bits(8), r"not understood[\s\S]*torch.uint8"),
+        ({"weight_shape": torch.tensor([2, 16, 1])}, four_bits(8), r"fit each other[\s\S]*16, 1\]"),
+        ({"weight_shape": torch.tensor([2.0, 16.0])}, four_bits(8), "do not fit each other"),
+        ({}, four_bits(8, "4"), r"not understood[\s\S]*got: '4' bits"),
+        ({}, four_bits(8, 0), r"not understood[\s\S]*got: 0 bits"),
+        ({}, {"config_groups": [4]}, r"not understood[\s\S]*got: None bits"),
+        ({}, {"config_groups": {"group_0": None}}, r"not understood[\s\S]*got: None bits"),
+    ]
+    for change, settings, message in cases:
+        parts = {name: part for name, part in (good | change).items() if part is not None}
+        with pytest.raises(HarnessError, match=message):
+            dequantise("x.weight", parts, settings, where="t")
+
+
+def test_parts_of_an_fp8_weight_that_do_not_fit() -> None:
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    scale, blocks = torch.ones(2, 2), {"weight_block_size": [2, 2]}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"weight_scale_inv": scale * math.inf}, blocks, "NaN or infinity"),
+        # Exponents alone, as MX formats store them: 127 stands for 1.
+        ({"weight_scale": (scale * 127).byte()}, blocks, r"no floating point[\s\S]*torch.uint8"),
+        ({"weight_scale_inv": scale}, {"weight_block_size": "2"}, r"blocks[\s\S]*got: '2'"),
+        ({"weight_scale_inv": scale}, {"weight_block_size": [0, 2]}, r"above 0[\s\S]*\[0, 2\]"),
+        ({"weight_scale_inv": scale}, {"weight_block_size": [2]}, r"two whole[\s\S]*\[2\]"),
+        ({"weight": weight[0], "weight_scale": torch.ones(4)}, blocks, r"fp8 vector[\s\S]*\[4\]"),
+    ]
+    for parts, settings, message in cases:
+        with pytest.raises(HarnessError, match=message):
+            dequantise("x.weight", {"weight": weight} | parts, settings, where="t")
 
 
 def test_fp8_scales_by_block_row_and_tensor() -> None:

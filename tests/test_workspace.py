@@ -13,7 +13,7 @@ import pytest
 
 from eagle3 import workspace
 from eagle3.errors import HarnessError
-from eagle3.workspace import publish, work_folder
+from eagle3.workspace import UNFINISHED, publish, work_folder, write_json
 
 
 @pytest.fixture
@@ -60,6 +60,21 @@ def test_two_folders_change_places(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "text").read_text() == "b"
     assert (tmp_path / "b" / "text").read_text() == "a"
     assert not workspace._exchange(tmp_path / "a", tmp_path / "missing")
+
+
+def test_what_was_just_being_written_stays_behind(tmp_path: Path) -> None:
+    """A kill between a file's bytes and its name: the folder that is published later holds what
+    one without a kill holds."""
+    source = tmp_path / "new" / "train"
+    write_json(source / "meta.json", {"a": 1})
+    with tempfile.NamedTemporaryFile(
+        dir=source, prefix=".meta.json.", suffix=UNFINISHED, delete=False
+    ):
+        pass
+    (source / ".keep").write_text("mine")
+    publish(tmp_path / "new", tmp_path / "out")
+    found = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    assert found == [".keep", "meta.json", "train"]
 
 
 def test_a_working_folder_is_for_one_process(tmp_path: Path) -> None:

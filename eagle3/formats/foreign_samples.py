@@ -56,7 +56,8 @@ def tensor_of(data: dict[str, Any], name: str, axes: int, path: Path) -> Tensor:
     tensor = data[name]
     if isinstance(tensor, Tensor) and tensor.dim() == axes + 1 and len(tensor) == 1:
         tensor = tensor[0]
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dim() != axes:
+    dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+    if not dense or tensor.dim() != axes:
         raise HarnessError(
             "a sample does not hold what its format does", where=f"{path}, {name}",
             rule=f"a tensor of {axes} {'axis' if axes == 1 else 'axes'}", got=kind_of(tensor),
@@ -68,7 +69,8 @@ def tensor_of(data: dict[str, Any], name: str, axes: int, path: Path) -> Tensor:
 def kind_of(value: object) -> str:
     """What a value is, for messages."""
     if isinstance(value, Tensor):
-        return f"{value.layout} {value.dtype} {list(value.shape)}"
+        kind = "meta (without values)" if value.is_meta else value.layout
+        return f"{kind} {value.dtype} {list(value.shape)}"
     return f"{type(value).__name__}{' without entries' if value in ([], ()) else ''}"
 
 

@@ -70,12 +70,12 @@ class ForeignFolder:
         folder = self.folder
         try:
             table = datasets.load_from_disk(str(folder))
-        except (FileNotFoundError, ValueError, OSError) as error:
+        except (FileNotFoundError, ValueError, OSError, LookupError, TypeError) as error:
             raise HarnessError(
                 "hidden states without the data set that they were made from",
                 where=folder,
                 rule="an arrow data set (save_to_disk) with input_ids and loss_mask in this folder",
-                got=str(error).split("\n")[0][:200],
+                got=f"{type(error).__name__}: {error}".split("\n")[0][:200],
                 fix="give the folder that the data was prepared into, its hidden_states in it",
             ) from None
         missing = {"input_ids", "loss_mask"} - set(getattr(table, "column_names", ()))
@@ -135,7 +135,7 @@ def _says(folder: Path, kind: str, files: int) -> str:
     config = folder / "data_config.json"
     if kind != V1 or not config.is_file():
         return f"{kind} does not write down its layers"
-    about = read_object(config)
+    about = read_object(config, fix="correct it, or remove it: only its layer ids are quoted")
     parts = {name: about.get(name) or {} for name in ("format", "hidden_states", "data")}
     for name, part in parts.items():
         if not isinstance(part, dict):
@@ -206,13 +206,25 @@ def _read_arrow(folder: ForeignFolder, path: Path) -> RawSample:
             rule=f"hs_0.safetensors to hs_{rows - 1}.safetensors: its {rows} rows", got=path.name,
             fix="give the folder that the data was prepared into, its hidden_states in it",
         )  # fmt: skip
-    row = {name: torch.as_tensor(value) for name, value in folder.arrow[number].items()
-           if name in ("input_ids", "loss_mask")}  # fmt: skip
+    try:
+        row = {name: torch.as_tensor(value) for name, value in folder.arrow[number].items()
+               if name in ("input_ids", "loss_mask")}  # fmt: skip
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HarnessError(
+            "a row of the data set beside the hidden states cannot be used",
+            where=f"{folder.folder}, row {number}", rule="lists of numbers: input_ids, loss_mask",
+            got=str(error).split("\n")[0][:200], fix="prepare the data again",
+        ) from None  # fmt: skip
     if ids.tolist() != row["input_ids"].view(-1).tolist():
         raise HarnessError(
             "hidden states and data set hold other tokens for the same sample", where=path,
             rule=f"{len(row['input_ids'])} token ids of row {number}",
             got=f"{len(ids)} others", fix="extract the sample again, or remove its file",
+        )  # fmt: skip
+    if not states.shape[1]:
+        raise HarnessError(
+            "a sample holds no states", where=f"{path}, hidden_states",
+            rule="one axis of layers, the final state last", got=list(states.shape), fix=SAMPLE,
         )  # fmt: skip
     each = states.unbind(1)
     return RawSample(ids, tensor_of(row, "loss_mask", 1, path), each[:-1], each[-1])

@@ -26,6 +26,7 @@ from eagle3.formats.published_tensors import (
     fill_vocabulary,
     own_names,
     read_tensors,
+    refuse_quantised,
 )
 from eagle3.layer_ids import from_sglang, from_vllm
 from eagle3.reading import read_object
@@ -101,7 +102,8 @@ def read_published(
     notes: list[str] = []
     config = _config(values, tensors, head.config, aux_layers, path, notes)
     _same_sizes(config, values, head.config, path, notes)
-    own = own_names(tensors)
+    own = own_names(tensors, folder)
+    refuse_quantised(own, folder)
     notes.append(about_embedding(own.pop(EMBEDDING, None), head, folder))
     notes += fill_vocabulary(own, config, head, folder)
     return Published(config, own, notes)
@@ -219,7 +221,10 @@ def _flat(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One level, with RoPE as older configs write it and what everybody leaves out filled in."""
     flat = {**part(values, "transformer_layer_config", where=path), **values}
     rope = dict(part(flat, "rope_parameters", where=path) or part(flat, "rope_scaling", where=path))
-    theta = rope.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0
+    theta = next(
+        (t for t in (rope.pop("rope_theta", None), flat.get("rope_theta")) if t is not None),
+        10000.0,
+    )
     if isinstance(theta, bool) or not isinstance(theta, int | float):
         raise HarnessError(
             "the drafter's config cannot be used", where=f"{path}, rope_theta", rule="a number",

@@ -22,6 +22,8 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 NOT_READ = ("verifier_lm_head.weight", "verifier_norm.weight")
+MAPS = ("d2t", "t2d")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 WHOLE = "download or save the drafter again, whole"
 
 
@@ -61,9 +63,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under our names, those of the verifier left out."""
-    renamed = {}
+def own_names(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The same tensors under our names, those of the verifier left out.
+
+    Raises:
+        HarnessError: two of them have one name then.
+    """
+    renamed: dict[str, Tensor] = {}
     for stored, tensor in tensors.items():
         name = stored.removeprefix("model.")
         if name in NOT_READ or name.endswith("rotary_emb.inv_freq"):
@@ -71,8 +77,26 @@ def own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for theirs, ours in (("layers.0.", "midlayer."), ("input_norm.", "aux_norm.")):
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
+        if name in renamed:
+            raise HarnessError(
+                "two stored tensors are one and the same of the drafter", where=folder,
+                rule=f"one {name}, under one of its names", got=f"{stored} is a second one",
+                fix=WHOLE,
+            )  # fmt: skip
         renamed[name] = tensor
     return renamed
+
+
+def refuse_quantised(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Raises for weights that are no plain floats: their scales would be left out."""
+    for name, tensor in tensors.items():
+        if name not in MAPS and tensor.dtype not in FLOATS:
+            raise HarnessError(
+                "the drafter's weights are not stored as plain floats", where=f"{folder}: {name}",
+                rule=", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS),
+                got=str(tensor.dtype).removeprefix("torch."),
+                fix="a checkpoint of it that is not quantised",
+            )  # fmt: skip
 
 
 def about_embedding(embed: Tensor | None, head: VerifierHead, folder: Path) -> str:

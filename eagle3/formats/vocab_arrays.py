@@ -54,4 +54,4 @@ def _array(folder: Path, name: str) -> torch.Tensor:
         raise HarnessError(
             "a vocabulary mapping cannot be used", where=path, rule=rule, got=got, fix=SAVED
         )
-    return torch.from_numpy(array)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))  # of any machine
