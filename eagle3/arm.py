@@ -26,7 +26,7 @@ from eagle3.loss import TargetHead
 from eagle3.ranks import ALONE, Ranks
 from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
-from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
+from eagle3.trainer import TrainData, TrainResult, TrainSettings, train
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 from eagle3.workspace import digest, digest_file
@@ -173,7 +173,6 @@ def train_arm(
     device: str,
     work: Path,
     tracker: Tracker,
-    on_eval: OnEval | None = None,
     init_layers: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> TrainResult:
@@ -192,7 +191,6 @@ def train_arm(
         device=torch.device(device),
         work=work,
         tracker=tracker,
-        on_eval=on_eval,
         ranks=ranks,
     )
     folder, config = work / "checkpoint", data.head.config
