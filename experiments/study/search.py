@@ -6,7 +6,6 @@ Knows nothing of workers or of who shows the progress.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,11 +140,3 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
     if not complete:
         return None
     return max(complete, key=lambda trial: (trial.value, -trial.user_attrs[SLOT]))
-
-
-def describe(params: Mapping[str, Any]) -> str:
-    """Drawn parameters in a few words."""
-    return ", ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in params.items()
-    )
