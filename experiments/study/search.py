@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.drafter import Drafter
@@ -22,7 +21,7 @@ from experiments.study.sampling import RepeatableSampler
 from experiments.study.space import check_space, default_point, nested, suggest
 from experiments.study.store import SLOT, open_study
 from experiments.study.training import GivenUp, length, score, train_once
-from experiments.study.work import log_settings, training_words
+from experiments.study.work import Place, log_settings, training_words
 
 
 @dataclass(frozen=True)
@@ -95,17 +94,17 @@ def _where(bench: Bench, arm: BenchArm) -> str:
     return f"{bench.params_path}, study.space of {arm.name}"
 
 
-def open_search(bench: Bench, arm: BenchArm, storage: RDBStorage, url: str) -> Search:
+def open_search(place: Place, arm: BenchArm) -> Search:
     """The arm's study, made or taken up.
 
     Raises:
         HarnessError: its store has one of that name from other data, code or settings.
     """
-    settings = bench.study
+    bench, settings = place.bench, place.bench.study
     first = default_point(settings.axes(arm.name), arm.present, where=_where(bench, arm))
     study = open_study(
-        storage,
-        url,
+        place.storage,
+        place.url,
         f"{settings.name}.{arm.name}",
         search_facts(bench, arm),
         [({} if slot else first, {}) for slot in range(settings.trials)],
