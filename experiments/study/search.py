@@ -13,6 +13,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.drafter import Drafter
+from eagle3.report import words
 from eagle3.settings import merged
 from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
@@ -41,7 +42,8 @@ class Search:
         settings = self.arm.settings(about["train"])
         trained = training_words(self.bench, self.arm, settings, about["tokens"])
         number = f"Trial {about[SLOT]} in the search of its settings"
-        return f"{trained}\n\n{number}: {describe(trial.params)}; the rest as params.yaml has it."
+        drawn = words.settings(trial.params)
+        return f"{trained}\n\n{number}: {drawn}; the rest as params.yaml has it."
 
     def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
         """Trains with what is drawn; τ on all dev answers at the end."""
