@@ -79,12 +79,7 @@ def flat_config(
     plain = rope.get("rope_type", rope.get("type", "default")) == "default"
     kind = str(text.get("model_type") or config.get("model_type") or "")
     if not kind:
-        raise HarnessError(
-            "the verifier's configuration lacks a key",
-            where=where,
-            rule="model_type",
-            fix="give the verifier's whole folder, or add the key to its config.json",
-        )
+        raise _lacks("model_type", where)
     eos: list[int] = []
     for holder in (text, config, generation):
         value = holder.get("eos_token_id")
@@ -113,15 +108,19 @@ def flat_config(
     }
 
 
+def _lacks(name: str, where: object) -> HarnessError:
+    return HarnessError(
+        "the verifier's configuration lacks a key",
+        where=where,
+        rule=name,
+        fix="give the verifier's whole folder, or add the key to its config.json",
+    )
+
+
 def _size(text: Mapping[str, Any], name: str, where: object) -> int:
     value = text.get(name)
     if value is None:
-        raise HarnessError(
-            "the verifier's configuration lacks a key",
-            where=where,
-            rule=name,
-            fix="give the verifier's whole folder, or add the key to its config.json",
-        )
+        raise _lacks(name, where)
     if type(value) is not int or value < 1:
         raise HarnessError(
             "the verifier's configuration cannot be used",
