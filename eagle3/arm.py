@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
@@ -26,7 +26,7 @@ from eagle3.loss import TargetHead
 from eagle3.ranks import ALONE, Ranks
 from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
-from eagle3.trainer import OnEval, TrainData, TrainResult, TrainSettings, train
+from eagle3.trainer import TrainData, TrainResult, TrainSettings, train
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 from eagle3.workspace import digest, digest_file
@@ -72,6 +72,25 @@ def arm_settings(
         HarnessError: an unknown key, or a value of the wrong type or range.
     """
     return read_settings(TrainSettings, merged(shared, changes), where=where)
+
+
+class Chosen(Sequence[Document]):
+    """Some documents of a data set, read when they are asked for."""
+
+    def __init__(self, documents: Sequence[Document], indices: Sequence[int]) -> None:
+        self._documents, self._indices = documents, list(indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        if isinstance(index, slice):
+            return Chosen(self._documents, self._indices[index])
+        return self._documents[self._indices[index]]
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,6 @@ def train_arm(
     device: str,
     work: Path,
     tracker: Tracker,
-    on_eval: OnEval | None = None,
     init_layers: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> TrainResult:
@@ -192,7 +210,6 @@ def train_arm(
         device=torch.device(device),
         work=work,
         tracker=tracker,
-        on_eval=on_eval,
         ranks=ranks,
     )
     folder, config = work / "checkpoint", data.head.config

@@ -7,7 +7,6 @@ Shape suffixes: N new rows, M rows with logits asked for, V vocabulary, n aux la
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,23 @@ from torch import Tensor, nn
 from eagle3.cached_attention import GROUPED, BufferLayer, buffer_cache, register
 from eagle3.decode import Rows
 from eagle3.errors import HarnessError
-from eagle3.verifier_model import decoder_of
+from eagle3.verifier_model import cache_argument, decoder_of
+
+
+def check_aux_layers(aux_layers: Sequence[int], num_hidden_layers: int) -> None:
+    """Refuses a drafter's layers that the verifier does not have.
+
+    Raises:
+        HarnessError: with both.
+    """
+    if max(aux_layers) >= num_hidden_layers:
+        raise HarnessError(
+            "aux states of a layer that the verifier does not have",
+            where="aux_layers of the drafter",
+            rule=f"below {num_hidden_layers}",
+            got=list(aux_layers),
+            fix="a drafter for this verifier, or the verifier of this drafter",
+        )
 
 
 class CachedVerifier:
@@ -49,23 +64,14 @@ class CachedVerifier:
                 got=", ".join(sorted(kinds)),
                 fix="evaluate with a serving engine instead of the local one",
             )
-        if max(aux_layers) >= self._num_layers:
-            raise HarnessError(
-                "aux states of a layer that the verifier does not have",
-                where="aux_layers of the drafter",
-                rule=f"below {self._num_layers}",
-                got=list(aux_layers),
-                fix="a drafter for this verifier, or the verifier of this drafter",
-            )
+        check_aux_layers(aux_layers, self._num_layers)
         plain = kinds <= {"full_attention", "sliding_attention"}
         softcap = getattr(config, "attn_logit_softcapping", None)
         self._stock_attention = config._attn_implementation
         if plain and softcap is None and getattr(model, "_supports_sdpa", False):
             register()
             self._model.set_attn_implementation(GROUPED)
-        # The argument was renamed within the range of releases that the project allows.
-        names = inspect.signature(self._model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache_name = cache_argument(self._model)
         self._aux: dict[int, Tensor] = {}
         self._aux_layers = list(aux_layers)
         self._hooks = [

@@ -50,20 +50,15 @@ class Finding:
     """What was found out about a drafter.
 
     Attributes:
-        said: what its config says; None where it does not name layers.
         found: the reading under which its drafts are best.
         scores: readings told of, the found one first.
-        unsure: parts of the found reading that the drafter hardly cares for: with another value
-            its drafts are as good, within chance.
         targets: share of first drafts that are the token named by targets of each kind: "right",
             "without the last norm", "last norm twice".
         words: the verdict, sentence by sentence.
     """
 
-    said: ServedAs | None
     found: ServedAs
     scores: list[ReadingScore]
-    unsure: list[str]
     targets: dict[str, float]
     words: list[str]
 
@@ -137,7 +132,7 @@ def investigate(
         return summarise(replayed(drafter, layered, convention, k, dtype=dtype))["tau"]
 
     best = _ahead(best, search, tau)
-    unsure = []
+    unsure = []  # parts with another value of which its drafts are as good, within chance
     for slot in range(len(best.aux_layers)):
         near = [_with_layer(best, slot, best.aux_layers[slot] + step) for step in (-1, 1)]
         near = [other for other in near if max(other.aux_layers) < layers]
@@ -154,10 +149,8 @@ def investigate(
         scores.append(ReadingScore(name, convention, value, shown, search.loss(convention)))
     targets = _targets(drafter, layered, best, head, norm, dtype)
     return Finding(
-        said=said,
         found=best,
         scores=scores,
-        unsure=unsure,
         targets=targets,
         words=_words(said, best, scores, unsure, targets, drafter),
     )

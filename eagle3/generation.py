@@ -9,7 +9,6 @@ Shape suffixes: N rows, Q new tokens a row, T cached tokens, V vocabulary, H hid
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from eagle3.packed_linear import pack_linears
 from eagle3.sampling import Sampling, choose
 from eagle3.seeding import generator
 from eagle3.verifier import HeadConfig, VerifierSpec
-from eagle3.verifier_model import decoder_of, load_model
+from eagle3.verifier_model import cache_argument, decoder_of, load_model
 
 # Freed slots are refilled an eighth at a time: a prefill of one prompt costs nearly as much as one
 # of eight, and an eighth of the batch idle for a few steps costs less.
@@ -185,8 +184,7 @@ class _Batch:
         self.decoder, self.output = decoder_of(model), model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self.device, self.dtype = embedding.device, embedding.dtype
-        parameters = inspect.signature(self.decoder.forward).parameters
-        self.cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_name = cache_argument(self.decoder)
         self.running: list[_Sequence] = []
         self.last_N = torch.zeros(slots, dtype=torch.long)
         self.length_N = torch.zeros(slots, dtype=torch.long)

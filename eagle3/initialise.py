@@ -101,7 +101,8 @@ def new_drafter(
     drafter.norm.weight.data.copy_(head.norm_weight)
     if settings.head != "random":
         drafter.lm_head.weight.data.copy_(head_rows(head, vocabulary))
-    _set_vocabulary(drafter, vocabulary)
+    drafter.d2t.copy_(vocabulary.d2t)
+    drafter.t2d.copy_(vocabulary.t2d)
     return drafter
 
 
@@ -128,15 +129,7 @@ def from_checkpoint(
     published = read_published(folder, head, aux_layers=drafter_layers)
     config, tensors = published.config, published.tensors
     _same_vocabulary(vocabulary, head.config.vocab_size)
-    if config.aux_layers != aux_layers:
-        raise HarnessError(
-            "the drafter was trained on other layers than the data holds",
-            where=folder,
-            rule=f"aux layers of the data: {list(aux_layers)}",
-            got=f"of the drafter: {list(config.aux_layers)}",
-            fix="extract the drafter's layers (extract.aux_layers), start from scratch, or, if its "
-            "config is wrong, --drafter-aux-layers with what it was trained on",
-        )
+    refuse_other_layers(config, aux_layers, where=folder)
     for note in (*published.notes, *differences(config, head.config)):
         log.info("%s: %s", folder, note)
     old = _drafted(config, tensors, folder)
@@ -163,6 +156,21 @@ def from_checkpoint(
     drafter = Drafter(config, embedding(head, torch.float32))
     fill(drafter, moved, where=folder)
     return drafter
+
+
+def refuse_other_layers(config: DrafterConfig, data_layers: Sequence[int], *, where: Path) -> None:
+    """Raises:
+    HarnessError: the drafter was trained on other layers' states than the data holds.
+    """
+    if list(config.aux_layers) != list(data_layers):
+        raise HarnessError(
+            "the drafter was trained on other layers than the data holds",
+            where=where,
+            rule=f"aux layers of the data: {list(data_layers)}",
+            got=f"of the drafter: {list(config.aux_layers)}",
+            fix="extract the drafter's layers (extract.aux_layers), start from scratch, or, if its "
+            "config is wrong, --drafter-aux-layers with what it was trained on",
+        )
 
 
 def differences(config: DrafterConfig, verifier: HeadConfig) -> list[str]:
@@ -200,11 +208,6 @@ def _drafted(config: DrafterConfig, tensors: dict[str, Tensor], folder: Path) ->
             fix="download or save the drafter again, whole",
         )  # fmt: skip
     return tensors["d2t"].long() + torch.arange(size)
-
-
-def _set_vocabulary(drafter: Drafter, vocabulary: DraftVocabulary) -> None:
-    drafter.d2t.copy_(vocabulary.d2t)
-    drafter.t2d.copy_(vocabulary.t2d)
 
 
 def _same_vocabulary(vocabulary: DraftVocabulary, size: int) -> None:

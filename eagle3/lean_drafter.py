@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3.drafter import DraftCache, Drafter, rotary
+from eagle3.drafter import DraftCache, Drafter
 from eagle3.lean_layer import (
     LayerShape,
     LeanLayer,
@@ -22,6 +22,7 @@ from eagle3.lean_layer import (
     product,
     rotations,
 )
+from eagle3.rope import rotary
 
 
 class LeanDrafter(Drafter):

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eagle3.decode import Rows
-from eagle3.decode_verifier import CachedVerifier
+from eagle3.decode_verifier import CachedVerifier, check_aux_layers
 from eagle3.drafter import DraftCache
-from eagle3.errors import HarnessError
 from eagle3.lean_layer import (
     LayerShape,
     LeanLayer,
@@ -98,15 +97,8 @@ class LeanVerifier:
     """
 
     def __init__(self, model: Any, aux_layers: Sequence[int], *, pack: bool) -> None:
-        if max(aux_layers) >= model.config.num_hidden_layers:
-            raise HarnessError(
-                "aux states of a layer that the verifier does not have",
-                where="aux_layers of the drafter",
-                rule=f"below {model.config.num_hidden_layers}",
-                got=list(aux_layers),
-                fix="a drafter for this verifier, or the verifier of this drafter",
-            )
         decoder, config = decoder_of(model), model.config
+        check_aux_layers(aux_layers, config.num_hidden_layers)
         attention = decoder.layers[0].self_attn
         self._shape = LayerShape(
             heads=config.num_attention_heads,

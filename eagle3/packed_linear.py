@@ -8,8 +8,6 @@ gets slower and a few rows faster. For inference only. Knows nothing of models b
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor, nn
 
@@ -31,11 +29,8 @@ class PackedLinear(nn.Module):
         return out
 
 
-def pack_linears(model: nn.Module, *, leave: Collection[str] = ()) -> int:
+def pack_linears(model: nn.Module) -> int:
     """Replaces the `nn.Linear` layers of a model by packed ones, in place; returns how many.
-
-    Args:
-        leave: attribute names of layers whose `weight` others read; they stay.
 
     Does nothing (and returns 0) off the CPU, for other dtypes than bfloat16 and float32, and in
     builds of torch without the operators. A weight shared with an embedding stays where the
@@ -47,7 +42,7 @@ def pack_linears(model: nn.Module, *, leave: Collection[str] = ()) -> int:
     packed = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and name not in leave and _fits(child.weight):
+            if type(child) is nn.Linear and _fits(child.weight):
                 setattr(module, name, PackedLinear(child))
                 packed += 1
     return packed

@@ -3,14 +3,8 @@
 A stored tensor is declared to be one thing (the output of layer 14, row t at token t; the last
 state after the last norm). Here it is held against what an engine computes for the same tokens: the
 output of every layer, before and after the last norm, at every row. What it comes nearest to is
-what it is. `eagle3.parity_faults` puts the differences into words.
-
-How near is near enough is measured. Noise is what the engine itself differs by when it computes a
-document a second time in other company, and at least what rounding the stored numbers once for each
-addition to the residual stream does. Separation is how far the nearest other reading lies. Their
-geometric mean is the tolerance: on a scale of ratios, what lies below it is nearer to noise than to
-any other reading. What a codec of stored states rounded away is added in squares: it lies across
-any difference between readings, so that a reading at a distance d still shows.
+what it is: `eagle3.parity_verdict` says how near is near enough, `eagle3.parity_faults` puts the
+differences into words.
 
 Pure functions; knows no engine and no files.
 
@@ -22,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +29,6 @@ EMBEDDINGS = -1  # the state before layer 0, said as a post-layer index
 NORMED_LAYERS = 3  # readings after the last norm are tried for so many of the last layers
 PROBES = 32  # rows of a document that vote on its offset
 SEPARATION_ROWS = 24
-CODEC_SPREAD = 0.25  # by how much of itself a codec's error may differ from the one foreseen
 
 
 @dataclass(frozen=True, order=True)
@@ -170,7 +162,7 @@ def measure(
         best = int(errors_C.argmin())
         others = apart[best][apart[best] > 2 * errors_C[best]]
         halfway = 0.5 * float(others.min()) if len(others) else math.inf
-        wrong = errors_CM[best] > _with(halfway, float(codec_C[best]))
+        wrong = errors_CM[best] > with_codec(halfway, float(codec_C[best]))
         right = (~wrong).nonzero()[:, 0].tolist()
         e = readings.index(expected)
         plain_1M = _errors(x_RH, states_CTH[e : e + 1], sizes_CT[e : e + 1], 0)
@@ -195,85 +187,6 @@ def measure(
         rounding=_rounding(reference.post_TH, coarse),
         codec_C=codec_C,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """What one stored tensor is, over all documents.
-
-    Attributes:
-        declared, found: what it is said to be and what it comes nearest to.
-        error, error_declared: medians over documents of the relative error under both.
-        tolerance, noise, separation: of the reading found; see the module.
-        tolerance_declared: of the declared one.
-        offsets: by document: s where row t holds the state of token t + s.
-    """
-
-    name: str
-    declared: Reading
-    found: Reading
-    error: float
-    error_declared: float
-    tolerance: float
-    tolerance_declared: float
-    noise: float
-    separation: float
-    offsets: tuple[int, ...]
-
-    @property
-    def known(self) -> bool:
-        """A reading explains it."""
-        return self.error <= self.tolerance
-
-    @property
-    def right(self) -> bool:
-        """It is what it is said to be, row by row."""
-        return self.error_declared <= self.tolerance_declared
-
-
-def judge(documents: Sequence[Measured], declared: Declared) -> list[Slot]:
-    """One finding for each stored tensor, the final one last.
-
-    Raises:
-        ValueError: no document.
-    """
-    if not documents:
-        raise ValueError("no document was measured")
-    readings = documents[0].readings
-    noise_C = torch.stack([item.noise_C for item in documents]).max(dim=0).values
-    coarse = max(item.rounding for item in documents)
-    codec_C = torch.stack([item.codec_C for item in documents]).max(dim=0).values
-    floor = [
-        _noise(reading, float(noise_C[c]), coarse, float(codec_C[c]))
-        for c, reading in enumerate(readings)
-    ]
-    apart_CC = _median([item.separation_CC for item in documents])
-    slots = []
-    for s, (name, expected) in enumerate(zip(declared.names, declared.readings, strict=True)):
-        errors_C = _median([item.errors_SC[s] for item in documents])
-        best = int(errors_C.argmin())
-        plain = readings.index(expected)
-        # Of readings that cannot be told apart, the declared one is meant.
-        if errors_C[plain] <= errors_C[best] + floor[plain]:
-            best = plain
-        found = _tolerance(best, floor, codec_C, apart_CC)
-        slots.append(
-            Slot(
-                name=name,
-                declared=expected,
-                found=readings[best],
-                error=float(errors_C[best]),
-                error_declared=sorted(item.errors_declared[s] for item in documents)[
-                    len(documents) // 2
-                ],
-                tolerance=found[0],
-                tolerance_declared=_tolerance(plain, floor, codec_C, apart_CC)[0],
-                noise=found[1],
-                separation=found[2],
-                offsets=tuple(item.offsets[s] for item in documents),
-            )
-        )
-    return slots
 
 
 def _readings(reference: Reference, declared: Declared, norm: Norm) -> tuple[list[Reading], Tensor]:
@@ -340,27 +253,6 @@ def _rounding(states_TH: Tensor, dtype: torch.dtype) -> float:
     return float(apart.median())
 
 
-def _noise(reading: Reading, measured: float, coarse: float, codec: float) -> float:
-    """What two right states differ by: as measured, at least a random walk of the roundings at the
-    two additions of each layer below and at storing; and what is not known of a codec's error."""
-    walk = coarse * math.sqrt(2 * (reading.layer + 1) + 1)
-    return _with(max(measured, walk), CODEC_SPREAD * codec)
-
-
-def _tolerance(
-    c: int, floor_C: Sequence[float], codec_C: Tensor, apart_CC: Tensor
-) -> tuple[float, float, float]:
-    """Tolerance of reading c, its noise, and the distance to the nearest one that differs."""
-    noise, codec = floor_C[c], float(codec_C[c])
-    others = apart_CC[c][apart_CC[c] > 2 * noise]
-    separation = float(others.min()) if len(others) else 1.0
-    return _with(math.sqrt(noise * separation), codec), _with(noise, codec), separation
-
-
-def _with(error: float, codec: float) -> float:
+def with_codec(error: float, codec: float) -> float:
     """An error and a codec's beside it."""
     return math.hypot(error, codec) if codec else error
-
-
-def _median(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(values)).median(dim=0).values

@@ -1,6 +1,6 @@
 """What is wrong with stored states, in words: the fewest faults that explain what was measured.
 
-Takes what `eagle3.parity` found. Knows neither engines nor files.
+Takes what `eagle3.parity_verdict` found. Knows neither engines nor files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Literal
 
-from eagle3.parity import EMBEDDINGS, Declared, Measured, Reading, Slot, judge
+from eagle3.parity import EMBEDDINGS, Declared, Measured, Reading
+from eagle3.parity_verdict import Slot, judge
 
 Kind = Literal[
     "layer_offset",

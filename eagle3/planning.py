@@ -9,7 +9,7 @@ Legend: H hidden size of verifier and drafter, V and D their vocabularies, n aux
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -93,15 +93,16 @@ class Task:
     decoded: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Of one task; sizes in bytes, times in hours.
 
     Attributes:
         tokens, supervised: of all training and dev documents, and of their answers.
-        test_tokens: of all test documents; 0 where their number is unknown.
         token_bytes, disk: by codec.
+        trained: parameters.
         memory: by what takes it.
+        head_file, checkpoint, resume: of the verifier's head, a checkpoint and a resume state.
         hours: by step of the pipeline.
     """
 
@@ -114,8 +115,15 @@ class Estimate:
     head_file: float
     checkpoint: float
     resume: float
-    hours: dict[str, float] = field(default_factory=dict)
-    test_tokens: int = 0
+    hours: dict[str, float]
+
+
+def head_widths(drafter: Shape) -> tuple[int, int]:
+    """Of all queries of a row, and of all its keys."""
+    return (
+        drafter.num_attention_heads * drafter.head_dim,
+        drafter.num_key_value_heads * drafter.head_dim,
+    )
 
 
 def trained_parameters(drafter: Shape, states: int, aux_layers: int) -> int:
@@ -125,8 +133,7 @@ def trained_parameters(drafter: Shape, states: int, aux_layers: int) -> int:
         states: width of one aux state.
     """
     hidden = drafter.hidden_size
-    heads = drafter.num_attention_heads * drafter.head_dim
-    groups = drafter.num_key_value_heads * drafter.head_dim
+    heads, groups = head_widths(drafter)
     attention = 2 * hidden * (heads + 2 * groups) + heads * hidden
     return (
         aux_layers * states * hidden
@@ -152,8 +159,7 @@ def estimate(task: Task) -> Estimate:
     head = drafts * hidden
     trained = body + (head if task.trained_head else 0)
     rows = task.batch_rows
-    heads = drafter.num_attention_heads * drafter.head_dim
-    groups = drafter.num_key_value_heads * drafter.head_dim
+    heads, groups = head_widths(drafter)
     # Kept for the backward pass by each TTT step: inputs of the products and of the norms.
     kept = 6 * hidden + 2 * heads + 2 * groups + 3 * drafter.intermediate_size
     memory = {
@@ -185,17 +191,16 @@ def estimate(task: Task) -> Estimate:
         decoded = DECODINGS * task.decoded / task.speeds["decode"]
         hours["evaluation, each arm"] = (replayed + decoded) / 3600
     return Estimate(
-        tokens,
-        supervised,
-        token_bytes,
-        {name: tokens * size for name, size in token_bytes.items()},
-        trained,
-        memory,
-        2.0 * 2 * verifier.vocab_size * verifier.hidden_size,
-        float(STORED_BYTES * (body + head)),
-        float(RESUME_BYTES * trained),
-        hours,
-        test_tokens,
+        tokens=tokens,
+        supervised=supervised,
+        token_bytes=token_bytes,
+        disk={name: tokens * size for name, size in token_bytes.items()},
+        trained=trained,
+        memory=memory,
+        head_file=2.0 * 2 * verifier.vocab_size * verifier.hidden_size,
+        checkpoint=float(STORED_BYTES * (body + head)),
+        resume=float(RESUME_BYTES * trained),
+        hours=hours,
     )
 
 

@@ -130,12 +130,10 @@ def parse(record: Any, source: str) -> Prompt:
     )
 
 
-def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """All prompts of a JSONL file, in OpenAI messages or ShareGPT form.
 
-    Args:
-        source: what to call where they come from; a record's own `source` or the file's name
-            where absent.
+    Their source is the record's own `source`, or the file's name.
 
     Raises:
         HarnessError: names file and line; or the file has no prompt.
@@ -144,7 +142,7 @@ def read_prompts(path: Path, source: str | None = None) -> list[Prompt]:
     for number, record in read_lines(path):
         try:
             own = record.get("source", path.stem) if isinstance(record, Mapping) else path.stem
-            prompts.append(parse(record, source or own))
+            prompts.append(parse(record, own))
         except ValueError as error:
             raise HarnessError(
                 "a line is not a prompt",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from eagle3.dataset import Document
+from eagle3.dataset import ROWS, Document
 from eagle3.extraction.base import States, StatesEngine
 from eagle3.extraction.run import plan_batches
 from eagle3.parity import EMBEDDINGS, Declared, Measured, Norm, Reference, measure
@@ -76,6 +76,12 @@ def every_output(token_ids: torch.Tensor, states: States, head: VerifierHead) ->
     return torch.cat([embedded_TH[:, None], states.aux_TnH], dim=1)
 
 
+def first_rows(document: Document, count: int) -> Document:
+    """A document cut short, which states before the cut do not see."""
+    rows = {name: getattr(document, name)[:count] for name in ROWS}
+    return Document(id=document.id, source=document.source, **rows)
+
+
 def _reference(
     document: Document, states: States, engine: StatesEngine, head: VerifierHead, norm: Norm
 ) -> Reference:
@@ -91,8 +97,4 @@ def _reference(
 def _cut(document: Document, max_tokens: int) -> Document:
     if len(document.final) != len(document.token_ids):
         return document
-    rows = {
-        name: getattr(document, name)[:max_tokens]
-        for name in ("token_ids", "loss_mask", "aux", "final", "verifier_top1", "verifier_lse")
-    }
-    return Document(id=document.id, source=document.source, **rows)
+    return first_rows(document, max_tokens)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.errors import HarnessError
-from eagle3.workspace import digest_file, write_json
+from eagle3.workspace import digest_file, flush_to_disk, write_json
 
 log = logging.getLogger(__name__)
 TENSORS, ABOUT = "tensors.safetensors", "about.json"
@@ -139,12 +138,12 @@ def _write(final: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
     try:
         part.mkdir(parents=True)
         save_file(dict(tensors), part / TENSORS)
-        _flush(part / TENSORS)
+        flush_to_disk(part / TENSORS)
         write_json(part / ABOUT, {**about, "sha256": digest_file(part / TENSORS)})
-        _flush(part)
+        flush_to_disk(part)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
-        _flush(final.parent)
+        flush_to_disk(final.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise HarnessError(
@@ -153,12 +152,3 @@ def _write(final: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
             got=error,
             fix="make room and run the same command again",
         ) from None
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3.acceptance import PromptCounts
 from eagle3.dataset import Document
-from eagle3.drafter import Drafter, inverse_frequencies
+from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.extraction.base import StatesEngine
 from eagle3.extraction.run import plan_batches
@@ -27,6 +27,7 @@ from eagle3.packing import pack
 from eagle3.parity import EMBEDDINGS
 from eagle3.reference import every_output
 from eagle3.replay import replay
+from eagle3.rope import inverse_frequencies
 from eagle3.ttt import cast_weights, ttt_steps
 from eagle3.verifier_head import VerifierHead
 

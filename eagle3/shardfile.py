@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from eagle3.reading import open_tensors
+from eagle3.workspace import flush_to_disk
 
 _NAMES = {
     torch.float64: "F64",
@@ -72,7 +73,7 @@ def write_tensors(
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
+    flush_to_disk(path.parent)
     return checksum.hexdigest(), 8 + len(head) + start
 
 
@@ -84,12 +85,3 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """
     with open_tensors(path, fix="extract again") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,6 +1,6 @@
 """The training loop: steps, evaluation on dev, when to save.
 
-Takes a `Tracker` and an `on_eval` callback; knows nothing of where its data and settings come from.
+Takes a `Tracker` and an `on_step` callback; knows nothing of where its data and settings come from.
 
 Legend: P aux layers.
 """
@@ -42,7 +42,6 @@ from eagle3.tracking import Tracker
 from eagle3.vocab import DraftVocabulary
 
 log = logging.getLogger(__name__)
-OnEval = Callable[[int, float], None]
 OnStep = Callable[[int, Drafter], None]
 
 
@@ -150,7 +149,6 @@ def train(
     device: torch.device,
     work: Path,
     tracker: Tracker,
-    on_eval: OnEval | None = None,
     on_step: OnStep | None = None,
     ranks: Ranks = ALONE,
 ) -> TrainResult:
@@ -161,8 +159,6 @@ def train(
         tokens, epochs: the budget, one of them.
         work: folder for resume states and the best weights so far.
         tracker: of rank 0; the others' is not told anything.
-        on_eval: called on rank 0 with step and dev τ after each evaluation; may raise to stop the
-            run.
         on_step: called with step and drafter after each step that is not the last, to look and
             not to touch; may raise to stop the run.
         ranks: the processes that train this drafter; all call with the same arguments.
@@ -259,8 +255,6 @@ def train(
             tau = _evaluate(shared, data, settings, progress, tracker, dtype)
             keep_if_best(progress, tau, work, trained, ranks)
             clock, tokens_then = time.perf_counter(), done
-            if on_eval is not None:
-                ranks.on_leader(partial(on_eval, step, tau))
             if settings.patience and progress.evaluations_since_best() >= settings.patience:
                 stopped_early = step < len(plan)
                 break

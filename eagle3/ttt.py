@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.attention import ttt_attention
-from eagle3.drafter import Drafter, DrafterConfig, rms_norm, rotary
+from eagle3.drafter import Drafter, DrafterConfig, rms_norm
 from eagle3.packing import Batch
 from eagle3.products import linear
+from eagle3.rope import rotary
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _repeat(x_NKE: Tensor, heads: int) -> Tensor:
 
 
 def turned(x_NAE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`drafter.rotate` for training: writes into one tensor and keeps none of its inputs."""
+    """`rope.rotate` for training: writes into one tensor and keeps none of its inputs."""
     out: Tensor = _Turn.apply(x_NAE, cos[:, None], sin[:, None])
     return out
 

@@ -81,13 +81,7 @@ def flat_config(
     plain = rope.get("rope_type", rope.get("type", "default")) == "default"
     kind = str(text.get("model_type") or config.get("model_type") or "")
     if not kind:
-        raise HarnessError(
-            "the verifier's configuration lacks a key",
-            where=where,
-            rule="model_type",
-            got=_keys(text),
-            fix="give the verifier's whole folder, or add the key to its config.json",
-        )
+        raise _lacks("model_type", text, where)
     eos: list[int] = []
     for holder in (text, config, generation):
         value = holder.get("eos_token_id")
@@ -122,16 +116,20 @@ def flat_config(
     }
 
 
+def _lacks(name: str, text: Mapping[str, Any], where: object) -> HarnessError:
+    return HarnessError(
+        "the verifier's configuration lacks a key",
+        where=where,
+        rule=name,
+        got=_keys(text),
+        fix="give the verifier's whole folder, or add the key to its config.json",
+    )
+
+
 def _size(text: Mapping[str, Any], name: str, where: object) -> int:
     value = text.get(name)
     if value is None:
-        raise HarnessError(
-            "the verifier's configuration lacks a key",
-            where=where,
-            rule=name,
-            got=_keys(text),
-            fix="give the verifier's whole folder, or add the key to its config.json",
-        )
+        raise _lacks(name, text, where)
     if type(value) is not int or value < 1:
         raise _unusable(name, "a whole number above 0", value, where)
     return value

@@ -102,8 +102,8 @@ def write_head(spec: VerifierSpec, path: Path, *, layer: bool = True) -> None:
     path.chmod(0o644)
 
 
-def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
-    """Opens a head file, memory-mapped; converted to `dtype` where one is given.
+def read_head(path: Path) -> VerifierHead:
+    """Opens a head file, memory-mapped.
 
     Raises:
         HarnessError: no such file, or not a head file.
@@ -122,7 +122,7 @@ def read_head(path: Path, *, dtype: torch.dtype | None = None) -> VerifierHead:
                 "not a verifier head file", where=path, rule="metadata key config",
                 fix="give the file that the verifier stage wrote, or the verifier's folder",
             )  # fmt: skip
-        tensors = {name: file.get_tensor(name).to(dtype=dtype) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = read_settings(HeadConfig, json.loads(metadata["config"]), where=str(path))
     layer = {
         name.removeprefix("layer."): tensor

@@ -6,6 +6,7 @@ Knows how transformers is asked; what a verifier is stands in `eagle3.verifier`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,12 @@ def decoder_of(model: Any) -> Any:
     # Vision-language models answer with the whole multimodal body.
     inner = getattr(decoder, "language_model", None)
     return decoder if inner is None else inner
+
+
+def cache_argument(model: Any) -> str:
+    """The name by which a model's `forward` takes its cache of keys and values: renamed within the
+    range of releases that the project allows."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def load_tokenizer(spec: VerifierSpec) -> Any:

@@ -65,12 +65,6 @@ class WeightKeys:
     lm_head: str | None
     layer: Mapping[str, str] | None
 
-    @property
-    def all(self) -> list[str]:
-        """Every stored name that a head is made of."""
-        names = [self.embed, self.norm] + ([self.lm_head] if self.lm_head else [])
-        return names + list((self.layer or {}).values())
-
 
 def logical_name(stored: str) -> str:
     """`x.weight` for `x.weight_packed`, any other name as it is."""

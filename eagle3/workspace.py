@@ -167,6 +167,16 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         raise
 
 
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on the disk: a rename lasts from then
+    on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes a JSON file, atomically, indented, keys in the order given."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

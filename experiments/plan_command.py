@@ -48,7 +48,7 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
     if spec is not None:
         check_fits(params, spec, where=where)
     extract, train, layers = _read(params, shape, where)
-    task = _task(params, settings, shape, train, len(layers))
+    task = task_of(params, shape, where)
     found = estimate(task)
     free = float(shutil.disk_usage(root).free)
     stored: str = extract.dtype if extract.dtype != "float16" else "bfloat16"
@@ -65,22 +65,6 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
         *_lines(task, found, given=bool(params["regenerate"].get("keep_given"))),
         *(f"WARNING: {line}" for line in said),
     ]
-
-
-def task_of(params: Mapping[str, Any], where: str) -> Task:
-    """The run in numbers, for a verifier whose shape is stated.
-
-    Raises:
-        HarnessError: no shape is stated, or settings that cannot be used.
-    """
-    settings = read_settings(PlanSettings, params["plan"], where=f"{where}, plan")
-    if settings.shape is None:
-        raise HarnessError(
-            "no shape is stated", where=f"{where}, plan.shape", rule="the verifier's sizes",
-            fix="copy them from the verifier's config.json",
-        )  # fmt: skip
-    _, train, layers = _read(params, settings.shape, where)
-    return _task(params, settings, settings.shape, train, len(layers))
 
 
 def _read(
@@ -124,13 +108,14 @@ def _verifier(
     return name, shape, spec
 
 
-def _task(
-    params: Mapping[str, Any],
-    settings: PlanSettings,
-    shape: Shape,
-    train: TrainSettings,
-    aux_layers: int,
-) -> Task:
+def task_of(params: Mapping[str, Any], shape: Shape, where: str) -> Task:
+    """The run in numbers, for a verifier of this shape.
+
+    Raises:
+        HarnessError: settings that cannot be used.
+    """
+    settings = read_settings(PlanSettings, params["plan"], where=f"{where}, plan")
+    _, train, layers = _read(params, shape, where)
     arms = {
         name: read_settings(ArmSettings, values, where=f"arms.{name}")
         for name, values in params["arms"].items()
@@ -155,7 +140,7 @@ def _task(
             settings.response_tokens, float(params["regenerate"]["max_new_tokens"])
         ),
         max_length=train.max_length,
-        aux_layers=aux_layers,
+        aux_layers=len(layers),
         draft_vocabulary=params["vocab"].get("size") or shape.vocab_size,
         drafter=drafter,
         ttt_steps=train.objective.ttt_steps,

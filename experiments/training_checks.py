@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagle3.errors import HarnessError
 from eagle3.formats.published import read_published
+from eagle3.initialise import refuse_other_layers
 from eagle3.verifier_head import VerifierHead
 
 log = logging.getLogger(__name__)
@@ -79,12 +80,5 @@ def check_drafter(
             "the drafter's weights hold a NaN or infinity", where=folder, rule="finite weights",
             got=", ".join(broken[:5]), fix="another checkpoint of it",
         )  # fmt: skip
-    layers = list(published.config.aux_layers)
-    if data_layers is not None and layers != list(data_layers):
-        raise HarnessError(
-            "the drafter was trained on other layers than the data holds",
-            where=folder, rule=f"aux layers of the data: {list(data_layers)}",
-            got=f"of the drafter: {layers}",
-            fix="extract the drafter's layers (extract.aux_layers), start from scratch, or, if its "
-            "config is wrong, --drafter-aux-layers with what it was trained on",
-        )  # fmt: skip
+    if data_layers is not None:
+        refuse_other_layers(published.config, data_layers, where=folder)

@@ -9,14 +9,13 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
 
 import torch
 
-from eagle3.arm import ArmData, open_states
+from eagle3.arm import ArmData, Chosen, open_states
 from eagle3.chat import generation_opening
 from eagle3.conventions import Conventions, settle
-from eagle3.dataset import Document, StatesDataset
+from eagle3.dataset import StatesDataset
 from eagle3.errors import HarnessError
 from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import ForeignFolder, open_foreign
@@ -35,28 +34,6 @@ log = logging.getLogger(__name__)
 
 States = StatesDataset | ForeignStates
 VOCABULARY, ARRAYS = "vocab.safetensors", ("d2t.npy", "t2d.npy")
-
-
-class Chosen(Sequence[Document]):
-    """Some documents of a data set, read when they are asked for."""
-
-    def __init__(self, documents: Sequence[Document], indices: Sequence[int]) -> None:
-        self._documents, self._indices = documents, list(indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Document]: ...
-    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
-        if isinstance(index, slice):
-            return Chosen(self._documents, self._indices[index])
-        return self._documents[self._indices[index]]
-
-    def __iter__(self) -> Iterator[Document]:
-        return (self._documents[index] for index in self._indices)
 
 
 def training_folder(data_dir: Path) -> Path:

@@ -118,6 +118,7 @@ class Stage:
         """
         if not self.ranks.leads:
             return NullTracker()
+        from stages.sending import DATA_TAG
         from stages.tracking import MlflowTracker, journal_root, resolve_store
 
         made = MlflowTracker(
@@ -128,7 +129,7 @@ class Stage:
             watch=True,
             tags={
                 **self.tags,
-                **{f"data.{path}": value for path, value in self.inputs.items()},
+                **{f"{DATA_TAG}{path}": value for path, value in self.inputs.items()},
                 **(tags or {}),
             },
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3.drafter import Drafter, rotary, rotate
+from eagle3.drafter import Drafter
 from eagle3.loss import TargetHead
 from eagle3.packing import Batch
+from eagle3.rope import rotary, rotate
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

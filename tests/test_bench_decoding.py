@@ -10,11 +10,12 @@ import torch
 
 from eagle3.checkpoint import save_drafter
 from eagle3.decode import Decoded
-from eagle3.drafter import Drafter, DrafterConfig
+from eagle3.drafter import Drafter
 from eagle3.timing import Run
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
 from experiments.benchmarks.decoding import Parts, main, shares, spread
+from tests.tiny import tiny_drafter_config
 
 
 def test_shares_by_hand() -> None:
@@ -49,20 +50,7 @@ def inputs(tiny_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     spec = VerifierSpec.open(tiny_verifier)
     write_head(spec, folder / "head.safetensors")
     head = read_head(folder / "head.safetensors")
-    config = DrafterConfig(
-        hidden_size=64,
-        target_hidden_size=64,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=spec.vocab_size,
-        draft_vocab_size=spec.vocab_size,
-        aux_layers=(0, 2, 3),
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=2048,
-    )
+    config = tiny_drafter_config(spec.vocab_size, spec.vocab_size)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drafter = Drafter(config, head.embed.float())

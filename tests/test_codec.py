@@ -108,13 +108,14 @@ def test_only_states_are_encoded() -> None:
 def test_a_plan_counts_the_bytes_that_are_written(project_root: Path) -> None:
     from dataclasses import replace
 
-    from eagle3.planning import estimate
+    from eagle3.planning import Shape, estimate
     from experiments import plan_command
     from stages.params import overlaid, read_params, read_yaml
 
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    task = plan_command.task_of(params, "kimi")
+    shape = Shape.model_validate(params["plan"]["shape"])
+    task = plan_command.task_of(params, shape, "kimi")
     small = task.verifier.model_copy(update={"hidden_size": 24})
     planned = estimate(replace(task, verifier=small, aux_layers=3)).token_bytes
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("fp8", None)):

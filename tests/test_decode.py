@@ -21,12 +21,13 @@ from eagle3.decode import (
     verify_sampled,
 )
 from eagle3.decode_verifier import CachedVerifier
-from eagle3.drafter import DraftCache, Drafter, DrafterConfig
+from eagle3.drafter import DraftCache, Drafter
 from eagle3.lean_verifier import LeanVerifier
 from eagle3.packed_linear import pack_linears
 from eagle3.replay import replay
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_model
+from tests.tiny import tiny_drafter_config
 
 AUX = (0, 2, 3)
 PROMPTS = [[1, 40, 77, 300, 12, 9], [5, 6, 7], list(range(20, 60))]
@@ -46,20 +47,8 @@ def verifier(tiny_verifier_untied: Path, request: pytest.FixtureRequest) -> Veri
 
 
 def random_drafter(vocab_size: int, *, seed: int, full_vocabulary: bool = False) -> Drafter:
-    config = DrafterConfig(
-        hidden_size=64,
-        target_hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=vocab_size,
-        draft_vocab_size=vocab_size if full_vocabulary else vocab_size // 2,
-        aux_layers=AUX,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=2048,
-    )
+    drafts = vocab_size if full_vocabulary else vocab_size // 2
+    config = tiny_drafter_config(vocab_size, drafts, intermediate_size=96)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         drafter = Drafter(config, torch.randn(vocab_size, 64)).eval()
@@ -67,7 +56,7 @@ def random_drafter(vocab_size: int, *, seed: int, full_vocabulary: bool = False)
             if parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=0.3)
     if not full_vocabulary:
-        drafter.d2t += torch.arange(config.draft_vocab_size)  # every second token
+        drafter.d2t += torch.arange(drafts)  # every second token
     return drafter.requires_grad_(False)
 
 
@@ -345,5 +334,3 @@ def test_packed_linears_compute_the_same(dtype: torch.dtype, tolerance: float) -
         assert packed in (0, 2)  # 0 on processors without the units
         torch.testing.assert_close(plain(x), expected, rtol=tolerance, atol=tolerance)
     assert pack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4).double())) == 0
-    kept = torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4).to(dtype)})
-    assert pack_linears(kept, leave=("fc",)) == 0

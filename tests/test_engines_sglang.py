@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from eagle3.checkpoint import save_drafter
-from eagle3.engines.sglang import check_drafter
-from eagle3.engines.sglang_decoding import SGLangServing, counted
+from eagle3.engines.sglang_decoding import SGLangServing, check_drafter, counted
 from eagle3.errors import HarnessError
 from eagle3.initialise import DrafterSettings, new_drafter
 from eagle3.verifier import VerifierSpec

@@ -19,7 +19,7 @@ from eagle3.checkpoint import save_drafter
 from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.decode import Decoded, plain_decode
 from eagle3.decode_verifier import CachedVerifier
-from eagle3.drafter import Drafter, DrafterConfig
+from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check_states
 from eagle3.exactness import first_difference
@@ -29,6 +29,7 @@ from eagle3.shard_writer import ShardWriter
 from eagle3.timing import Run, measure
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
+from tests.tiny import tiny_drafter_config
 
 AUX, TOKENS, TAIL = (0, 2, 3), 24, 8
 
@@ -39,20 +40,7 @@ def subject(tiny_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Su
     spec = VerifierSpec.open(tiny_verifier)
     write_head(spec, folder / "head.safetensors")
     head = read_head(folder / "head.safetensors")
-    config = DrafterConfig(
-        hidden_size=64,
-        target_hidden_size=64,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=spec.vocab_size,
-        draft_vocab_size=spec.vocab_size // 2,
-        aux_layers=AUX,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=2048,
-    )
+    config = tiny_drafter_config(spec.vocab_size, spec.vocab_size // 2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drafter = Drafter(config, head.embed.float())

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3.chat import generation_opening
-from eagle3.conventions import Conventions, Settled, norm_evidence, settle
+from eagle3.conventions import Conventions, Settled, settle
 from eagle3.errors import HarnessError
 from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import ForeignFolder, open_foreign
+from eagle3.last_norm import norm_evidence
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.verifier_model import load_tokenizer

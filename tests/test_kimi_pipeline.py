@@ -272,6 +272,10 @@ def test_warnings_of_a_plan(project_root: Path) -> None:
     assert "WARNING: documents are cut: 1,730 tokens on average, train.max_length 1,024" in text
 
 
+def stated_shape(params: dict[str, Any]) -> Shape:
+    return Shape.model_validate(params["plan"]["shape"])
+
+
 def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     overlay["plan"] |= {"test_prompts": None, "decode_tokens_per_s": None}
@@ -285,7 +289,7 @@ def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
         "plan.decode_tokens_per_s not stated" in text
     )
     params["plan"] |= {"test_prompts": 36000, "decode_tokens_per_s": 4096 / 3600}
-    hours = estimate(plan_command.task_of(params, "kimi")).hours
+    hours = estimate(plan_command.task_of(params, stated_shape(params), "kimi")).hours
     assert hours["responses"] == pytest.approx((15e6 + 36000 * 1500) / 4000 / 3600)
     assert hours["hidden states"] == pytest.approx((17.3e6 + 36000 * 1730) / 12000 / 3600)
     # An hour of decoding: 16 prompts x 64 tokens, four times.
@@ -295,7 +299,7 @@ def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
 def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    task = plan_command.task_of(params, "kimi")
+    task = plan_command.task_of(params, stated_shape(params), "kimi")
     found = estimate(task)
     said = warnings(task, found, free=600.0 * GIB, device_memory=10.0 * GIB, stored="bfloat16")
     assert "929 GiB needed as bfloat16, 600 GiB free; fits as fp8" in said[1]

@@ -160,7 +160,7 @@ def test_files_are_on_disk_before_they_get_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(resume, "_flush", lambda path: said.append(f"flush {path.name}"))
+    monkeypatch.setattr(resume, "flush_to_disk", lambda path: said.append(f"flush {path.name}"))
     rename = Path.rename
     monkeypatch.setattr(
         Path, "rename", lambda a, b: (said.append(f"rename {b.name}"), rename(a, b))[1]

@@ -23,6 +23,7 @@ from optuna.trial import TrialState
 
 from eagle3.acceptance import acceptance_length
 from eagle3.errors import HarnessError
+from eagle3.report.data import ReportData
 from eagle3.report.scaling import scaling as draw_scaling
 from eagle3.seed_statistics import Components, power
 from eagle3.tracking import NullTracker
@@ -218,8 +219,8 @@ def test_a_stopped_study_goes_on(
     assert trials[stopped.number].state == TrialState.FAIL
     (again,) = [t for t in trials if t.user_attrs[SLOT] == 1 and t.state != TrialState.FAIL]
     assert again.params == trials[stopped.number].params
-    # The best of both is still the best of an undisturbed study's first three.
-    assert json.loads((project / "reports" / "study.json").read_text())["arms"]["scratch"]["trials"]
+    found = json.loads((project / "reports" / "study.json").read_text())["arms"]
+    assert [found[arm]["trials"] for arm in ARMS] == [4, 4]
 
 
 def test_promoting_leaves_the_rest_as_it_was_written(project_root: Path) -> None:
@@ -303,7 +304,7 @@ def test_scaling(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["measured"] == pytest.approx(sum(found["points"][-1]["by_seed"]) / 2)
     assert found["low"] <= found["predicted"] <= found["high"]
     assert [item["tokens"] for item in found["more"]] == [2 * rows, 10 * rows]
-    section = draw_scaling(found)
+    section = draw_scaling(ReportData(scaling=found))
     assert section is not None and section.body.count("<circle") == 8
     for line in found["words"]:
         assert html.escape(line) in section.body

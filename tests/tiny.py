@@ -1,9 +1,14 @@
-"""A verifier small enough to make in a second: random weights, a tokenizer trained on the spot."""
+"""A verifier small enough to make in a second: random weights, a tokenizer trained on the spot; and
+the shape of a drafter for it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle3.drafter import DrafterConfig
 
 TEXT = (
     "Write a short story about a fox who learns to count.",
@@ -57,6 +62,26 @@ def make_tiny_tokenizer(folder: Path, vocab_size: int = 512) -> int:
     )
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return tokenizer.get_vocab_size()
+
+
+def tiny_drafter_config(vocab_size: int, draft_vocab_size: int, **changes: Any) -> DrafterConfig:
+    """Shape of a drafter for the tiny verifier: reads layers 0, 2 and 3."""
+    from eagle3.drafter import DrafterConfig
+
+    shape: dict[str, Any] = {
+        "hidden_size": 64,
+        "target_hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "aux_layers": (0, 2, 3),
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 2048,
+    }
+    sizes = {"vocab_size": vocab_size, "draft_vocab_size": draft_vocab_size}
+    return DrafterConfig(**(shape | sizes | changes))
 
 
 def make_tiny_verifier(

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.checkpoint import CONFIG, read_checkpoint
 from eagle3.engines.server import (
     Launch,
     Server,
@@ -20,8 +19,6 @@ from eagle3.engines.server import (
     installed_version,
 )
 from eagle3.errors import HarnessError
-from eagle3.layer_ids import sglang_layer_ids
-from eagle3.reading import read_object
 from eagle3.verifier import VerifierSpec
 
 NAME, VERSION = "sglang", "0.5.23"
@@ -199,36 +196,4 @@ def check_attention(server: Server, spec: VerifierSpec) -> None:
             "the server would read the verifier's latent cache as keys and values",
             where=server.url, rule=f"another attention backend than {NATIVE} for MLA", got=found,
             fix=f"on a CPU: {' '.join(_amx())}; on a GPU leave both out",
-        )  # fmt: skip
-
-
-def check_drafter(folder: Path, spec: VerifierSpec) -> None:
-    """Refuses a drafter that SGLang would load and serve as something else, or not at all.
-
-    Raises:
-        HarnessError: tensors that do not fit its config, another width or vocabulary than the
-            verifier's, or aux layers that SGLang would not read as they are meant.
-    """
-    config, _ = read_checkpoint(folder)
-    for ours, theirs in (
-        ("target_hidden_size", "hidden_size"),
-        ("vocab_size", "vocab_size"),
-    ):
-        if getattr(config, ours) != getattr(spec, theirs):
-            raise HarnessError(
-                "drafter and verifier do not belong together", where=f"{folder} and {spec.source}",
-                rule=f"{ours} {getattr(spec, theirs)}", got=getattr(config, ours),
-                fix="a drafter for this verifier, or the verifier of this drafter",
-            )  # fmt: skip
-    where = folder / CONFIG
-    nested = read_object(where, fix="export the drafter again").get("eagle_config")
-    key = "eagle_aux_hidden_state_layer_ids"
-    told = nested.get(key) if isinstance(nested, dict) else None
-    meant = sglang_layer_ids(config.aux_layers, spec.model_type)
-    if told != meant:
-        raise HarnessError(
-            "SGLang would give the drafter other layers than it reads",
-            where=f"{where}, eagle_config.{key}", rule=meant,
-            got="no such key: SGLang would take its defaults" if told is None else told,
-            fix="export the drafter again for this verifier",
         )  # fmt: skip

@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3.checkpoint import CONFIG, read_checkpoint
 from eagle3.engines.served import Answer, ask_timed
 from eagle3.engines.server import Server, ServerSettings, given_server, running
 from eagle3.engines.sglang import (
     NAME,
     VERSION,
     check_attention,
-    check_drafter,
     server_info,
     serving_launch,
     sglang_python,
 )
 from eagle3.errors import HarnessError
+from eagle3.formats.eagle import LAYER_IDS
+from eagle3.layer_ids import sglang_layer_ids
+from eagle3.reading import read_object
 from eagle3.verifier import VerifierSpec
 
 
@@ -167,3 +170,34 @@ def counted(reply: dict[str, Any], k: int, *, seconds: float, where: str) -> Ans
         accepted=accepted,
         accepted_per_position=per_position,
     )
+
+
+def check_drafter(folder: Path, spec: VerifierSpec) -> None:
+    """Refuses a drafter that SGLang would load and serve as something else, or not at all.
+
+    Raises:
+        HarnessError: tensors that do not fit its config, another width or vocabulary than the
+            verifier's, or aux layers that SGLang would not read as they are meant.
+    """
+    config, _ = read_checkpoint(folder)
+    for ours, theirs in (
+        ("target_hidden_size", "hidden_size"),
+        ("vocab_size", "vocab_size"),
+    ):
+        if getattr(config, ours) != getattr(spec, theirs):
+            raise HarnessError(
+                "drafter and verifier do not belong together", where=f"{folder} and {spec.source}",
+                rule=f"{ours} {getattr(spec, theirs)}", got=getattr(config, ours),
+                fix="a drafter for this verifier, or the verifier of this drafter",
+            )  # fmt: skip
+    where = folder / CONFIG
+    nested = read_object(where, fix="export the drafter again").get("eagle_config")
+    told = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
+    meant = sglang_layer_ids(config.aux_layers, spec.model_type)
+    if told != meant:
+        raise HarnessError(
+            "SGLang would give the drafter other layers than it reads",
+            where=f"{where}, eagle_config.{LAYER_IDS}", rule=meant,
+            got="no such key: SGLang would take its defaults" if told is None else told,
+            fix="export the drafter again for this verifier",
+        )  # fmt: skip

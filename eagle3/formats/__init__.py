@@ -1,1 +1,1 @@
-"""Checkpoint formats of serving engines."""
+"""Files of other programs: drafter checkpoints, hidden states, draft vocabularies."""

@@ -17,7 +17,8 @@ from eagle3.layer_ids import from_vllm, sglang_layer_ids, vllm_ids
 from eagle3.settings import read_settings
 
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # as vLLM counts
+# At the top as vLLM counts, in eagle_config as SGLang does.
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SHARED = (
     "hidden_size",
     "target_hidden_size",
@@ -55,10 +56,10 @@ def eagle_config(
         "mlp_bias": False,
         "torch_dtype": dtype,
         **{name: values[name] for name in SWITCHES},
-        "eagle_aux_hidden_state_layer_ids": vllm_ids(config.aux_layers),
+        LAYER_IDS: vllm_ids(config.aux_layers),
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": sglang_layer_ids(config.aux_layers, model_type),
+            LAYER_IDS: sglang_layer_ids(config.aux_layers, model_type),
         },
         "aux_layers": list(config.aux_layers),
         "verifier": {"name": verifier, "config_hash": config_hash, "model_type": model_type},
@@ -76,7 +77,7 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
         raise HarnessError(
             "the drafter does not say which layers its aux hidden states come from",
             where=where,
-            rule="aux_layers (post-layer indices) or eagle_aux_hidden_state_layer_ids",
+            rule=f"aux_layers (post-layer indices) or {LAYER_IDS}",
             got="neither key",
             fix="add aux_layers to its config.json, as it was trained",
         )

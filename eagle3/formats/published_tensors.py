@@ -24,6 +24,8 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 NOT_READ = ("verifier_lm_head.weight", "verifier_norm.weight")
 MAPS = ("d2t", "t2d")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Our prefix -> that of the package speculators. The rest carries the same names.
+PREFIXES = {"midlayer.": "layers.0.", "aux_norm.": "input_norm."}
 WHOLE = "download or save the drafter again, whole"
 
 
@@ -74,7 +76,7 @@ def own_names(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
         name = stored.removeprefix("model.")
         if name in NOT_READ or name.endswith("rotary_emb.inv_freq"):
             continue
-        for theirs, ours in (("layers.0.", "midlayer."), ("input_norm.", "aux_norm.")):
+        for ours, theirs in PREFIXES.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
         if name in renamed:

@@ -18,13 +18,10 @@ from torch import Tensor
 from eagle3.drafter import DrafterConfig
 from eagle3.formats.eagle import LAYER_IDS, SWITCHES
 from eagle3.formats.published import SPECULATORS
+from eagle3.formats.published_tensors import EMBEDDING, MAPS, PREFIXES
 from eagle3.layer_ids import vllm_ids
 
 VERSION = "0.9.0"  # of the package whose layout this is
-EMBEDDING = "embed_tokens.weight"
-# Our prefix -> theirs. The rest carries the same names.
-PREFIXES = {"midlayer.": "layers.0.", "aux_norm.": "input_norm."}
-MAPS = ("d2t", "t2d")
 
 
 def speculators_config(

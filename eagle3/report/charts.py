@@ -53,18 +53,18 @@ def bars(
         if item.low is not None and item.high is not None:
             low, high = (_percent(v, start, end) for v in (item.low, item.high))
             middle = y + 22 + bar / 2
-            parts.append(_stroke(low, middle, high, middle, "whisker"))
-            parts += [_stroke(at, middle - 6, at, middle + 6, "whisker") for at in (low, high)]
+            parts.append(stroke(low, middle, high, middle, "whisker"))
+            parts += [stroke(at, middle - 6, at, middle + 6, "whisker") for at in (low, high)]
     if line is not None:
         at = _percent(line.value, start, end)
         anchor = "end" if at > 60 else "start"
         shift = "-4" if at > 60 else "4"
-        parts.append(_stroke(at, top - 8, at, height, "edge"))
+        parts.append(stroke(at, top - 8, at, height, "edge"))
         parts.append(
             f'<text x="{at:.2f}%" dx="{shift}" y="12" class="edge-text" '
             f'text-anchor="{anchor}">{escape(line.label)}</text>'
         )
-    return _svg(height, alt, parts)
+    return svg(height, alt, parts)
 
 
 def columns(
@@ -77,7 +77,7 @@ def columns(
     end = max(math.ceil(most * 10) / 10, 0.1)
     step, gap = 100 / max(len(groups), 1), 3.0
     width = (step - 2 * gap) / max(len(series), 1)
-    parts = [_stroke(0, top + plot, 100, top + plot, "axis")]
+    parts = [stroke(0, top + plot, 100, top + plot, "axis")]
     for index, group in enumerate(groups):
         left = index * step
         parts.append(
@@ -95,7 +95,7 @@ def columns(
                 f'<text x="{x + width * 0.43:.2f}%" y="{top + plot - tall - 4:.1f}" '
                 f'class="tick" text-anchor="middle">{values[index] * 100:.0f}</text>'
             )
-    return _svg(height, alt, parts)
+    return svg(height, alt, parts)
 
 
 def lines(
@@ -118,15 +118,15 @@ def lines(
     parts = []
     for share in (0.0, 0.5, 1.0):
         value, y = low + share * (high - low), top + plot * (1 - share)
-        parts.append(_stroke(left, y, right, y, "grid"))
+        parts.append(stroke(left, y, right, y, "grid"))
         parts.append(
             f'<text x="{left - 1.5}%" y="{y + 4:.1f}" class="tick" text-anchor="end">'
-            f"{_short(value)}</text>"
+            f"{short(value)}</text>"
         )
         anchor = ("start", "middle", "end")[int(share * 2)]
         parts.append(
             f'<text x="{left + share * (right - left):.1f}%" y="{top + plot + 16}" class="tick" '
-            f'text-anchor="{anchor}">{_short(share * x_end)}</text>'
+            f'text-anchor="{anchor}">{short(share * x_end)}</text>'
         )
     parts.append(
         f'<text x="{(left + right) / 2}%" y="{height - 5}" class="tick" '
@@ -142,7 +142,7 @@ def lines(
         )
         parts.append(f'<polyline points="{path}" class="curve s{tones[number]}"/>')
     parts.append("</svg>")
-    return _svg(height, alt, parts)
+    return svg(height, alt, parts)
 
 
 def legend(names: Sequence[str], tones: Sequence[int]) -> str:
@@ -165,14 +165,16 @@ def thinned(points: Sequence[tuple[int, float]], most: int = 160) -> list[tuple[
     ]
 
 
-def _svg(height: float, alt: str, parts: Sequence[str]) -> str:
+def svg(height: float, alt: str, parts: Sequence[str]) -> str:
+    """A chart of its parts, with what it shows in words."""
     return (
         f'<svg class="chart" role="img" width="100%" height="{height}" '
         f'aria-label="{escape(alt)}"><title>{escape(alt)}</title>{"".join(parts)}</svg>'
     )
 
 
-def _stroke(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def stroke(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """A straight line; x in percent, y in pixels."""
     return f'<line x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}" class="{kind}"/>'
 
 
@@ -180,7 +182,8 @@ def _percent(value: float, start: float, end: float) -> float:
     return 100 * min(max((value - start) / (end - start), 0.0), 1.0)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number as the mark of an axis."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from eagle3.report.charts import _short, _stroke, _svg
+from eagle3.report.charts import short, stroke, svg
 
 Point = tuple[float | str, float]
-LEFT, RIGHT, TOP, PLOT, BOTTOM = 13.0, 96.0, 8, 130, 36
+LEFT, RIGHT, TOP, PLOT, BOTTOM = 13.0, 96.0, 8, 130, 36  # x in percent, y in pixels
 
 
 def dots(
@@ -32,31 +32,50 @@ def dots(
     if high == low:
         low, high = low - 0.5, high + 0.5
     places, marks = _axis([x for x, _ in points], log)
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = TOP + PLOT * (1 - share)
-        parts.append(_stroke(LEFT, y, RIGHT, y, "grid"))
-        parts.append(
-            f'<text x="{LEFT - 1.5}%" y="{y + 4:.1f}" class="tick" text-anchor="end">'
-            f"{low + share * (high - low):.3f}</text>"
-        )
-    for at, text in marks:
-        parts.append(
-            f'<text x="{_x(at):.1f}%" y="{TOP + PLOT + 17}" class="tick" text-anchor="middle">'
-            f"{escape(text)}</text>"
-        )
-    parts.append(
-        f'<text x="{(LEFT + RIGHT) / 2}%" y="{TOP + PLOT + BOTTOM - 5}" class="tick" '
-        f'text-anchor="middle">{escape(x_label)}</text>'
-    )
+    parts = axes(low, high, marks, x_label, plot=PLOT, digits=3)
     for number, values in enumerate(series.values()):
         for x, y in values:
             down = TOP + PLOT * (high - y) / (high - low)
             parts.append(
-                f'<circle cx="{_x(places[x]):.1f}%" cy="{down:.1f}" r="4.5" '
+                f'<circle cx="{across(places[x]):.1f}%" cy="{down:.1f}" r="4.5" '
                 f'class="c{tones[number]}"/>'
             )
-    return _svg(TOP + PLOT + BOTTOM, alt, parts)
+    return svg(TOP + PLOT + BOTTOM, alt, parts)
+
+
+def axes(
+    low: float,
+    high: float,
+    marks: Sequence[tuple[float, str]],
+    x_label: str,
+    *,
+    plot: int,
+    digits: int,
+) -> list[str]:
+    """A grid with three values of y, and the marks of x at their places from 0 to 1.
+
+    Args:
+        plot: height between the first line and the last.
+        digits: of the values.
+    """
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = TOP + plot * (1 - share)
+        parts.append(stroke(LEFT, y, RIGHT, y, "grid"))
+        parts.append(
+            f'<text x="{LEFT - 1.5}%" y="{y + 4:.1f}" class="tick" text-anchor="end">'
+            f"{low + share * (high - low):.{digits}f}</text>"
+        )
+    for at, text in marks:
+        parts.append(
+            f'<text x="{across(at):.1f}%" y="{TOP + plot + 17}" class="tick" text-anchor="middle">'
+            f"{escape(text)}</text>"
+        )
+    parts.append(
+        f'<text x="{(LEFT + RIGHT) / 2}%" y="{TOP + plot + BOTTOM - 5}" class="tick" '
+        f'text-anchor="middle">{escape(x_label)}</text>'
+    )
+    return parts
 
 
 def _axis(
@@ -71,13 +90,14 @@ def _axis(
     scaled = {value: math.log(value) if log else float(value) for value in numbers}
     low, high = min(scaled.values()), max(scaled.values())
     if high == low:
-        return dict.fromkeys(values, 0.5), [(0.5, _short(numbers[0]))]
+        return dict.fromkeys(values, 0.5), [(0.5, short(numbers[0]))]
     places: dict[float | str, float] = {
         value: 0.04 + 0.92 * (scaled[value] - low) / (high - low) for value in numbers
     }
     ends = sorted({min(numbers), max(numbers)})
-    return places, [(places[value], _short(value)) for value in ends]
+    return places, [(places[value], short(value)) for value in ends]
 
 
-def _x(place: float) -> float:
+def across(place: float) -> float:
+    """Where a place from 0 to 1 lies, in percent of the width."""
     return LEFT + place * (RIGHT - LEFT)

@@ -11,14 +11,17 @@ from html import escape
 from typing import Any
 
 from eagle3.report import words
-from eagle3.report.charts import _short, _stroke, _svg
+from eagle3.report.charts import short, svg
+from eagle3.report.data import ReportData
+from eagle3.report.dots import BOTTOM, LEFT, RIGHT, TOP, across, axes
 from eagle3.report.section import Section
 
-LEFT, RIGHT, TOP, PLOT, BOTTOM = 13.0, 96.0, 8, 190, 36
+PLOT = 190  # pixels
 
 
-def scaling(found: Mapping[str, Any] | None) -> Section | None:
+def scaling(data: ReportData) -> Section | None:
     """τ against the data that a training had; None where nothing was measured."""
+    found = data.scaling
     if found is None:
         return None
     points: Sequence[Mapping[str, Any]] = found["points"]
@@ -57,32 +60,18 @@ def _chart(found: Mapping[str, Any]) -> str:
     low, high = min(heights), max(heights)
     start, end = math.log(curve[0]["tokens"]), math.log(curve[-1]["tokens"])
 
-    def across(tokens: float) -> float:
+    def place(tokens: float) -> float:
         return (math.log(tokens) - start) / (end - start)
 
     def down(value: float) -> float:
         return (high - value) / (high - low)
 
     have = points[-1]["tokens"]
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = TOP + PLOT * (1 - share)
-        parts.append(_stroke(LEFT, y, RIGHT, y, "grid"))
-        parts.append(
-            f'<text x="{LEFT - 1.5}%" y="{y + 4:.1f}" class="tick" text-anchor="end">'
-            f"{low + share * (high - low):.2f}</text>"
-        )
-    for tokens in (curve[0]["tokens"], have, curve[-1]["tokens"]):
-        parts.append(
-            f'<text x="{_x(across(tokens)):.1f}%" y="{TOP + PLOT + 17}" class="tick" '
-            f'text-anchor="middle">{_short(tokens)}</text>'
-        )
+    sizes = (curve[0]["tokens"], have, curve[-1]["tokens"])
+    marks = [(place(tokens), short(tokens)) for tokens in sizes]
+    parts = axes(low, high, marks, "tokens of data, logarithmic", plot=PLOT, digits=2)
     parts.append(
-        f'<text x="{(LEFT + RIGHT) / 2}%" y="{TOP + PLOT + BOTTOM - 5}" class="tick" '
-        f'text-anchor="middle">tokens of data, logarithmic</text>'
-    )
-    parts.append(
-        f'<line x1="{_x(across(have)):.2f}%" y1="{TOP}" x2="{_x(across(have)):.2f}%" '
+        f'<line x1="{across(place(have)):.2f}%" y1="{TOP}" x2="{across(place(have)):.2f}%" '
         f'y2="{TOP + PLOT}" class="grid" stroke-dasharray="4 4"/>'
     )
     parts.append(
@@ -91,12 +80,12 @@ def _chart(found: Mapping[str, Any]) -> str:
     )
     for key, dash in (("low", "5 5"), ("value", ""), ("high", "5 5")):
         path = " ".join(
-            f"{1000 * across(item['tokens']):.1f},{1000 * down(item[key]):.1f}" for item in curve
+            f"{1000 * place(item['tokens']):.1f},{1000 * down(item[key]):.1f}" for item in curve
         )
         parts.append(f'<polyline points="{path}" class="curve s0" stroke-dasharray="{dash}"/>')
     parts.append("</svg>")
     parts += [
-        f'<circle cx="{_x(across(x)):.1f}%" cy="{TOP + PLOT * down(y):.1f}" r="4" class="c0"/>'
+        f'<circle cx="{across(place(x)):.1f}%" cy="{TOP + PLOT * down(y):.1f}" r="4" class="c0"/>'
         for x, y in dots
     ]
     more = "; ".join(
@@ -105,8 +94,4 @@ def _chart(found: Mapping[str, Any]) -> str:
     alt = (
         f"τ rises from {points[0]['value']:.3f} to {points[-1]['value']:.3f} with all data; {more}."
     )
-    return _svg(TOP + PLOT + BOTTOM, alt, parts)
-
-
-def _x(place: float) -> float:
-    return LEFT + place * (RIGHT - LEFT)
+    return svg(TOP + PLOT + BOTTOM, alt, parts)

@@ -25,7 +25,7 @@ def search(data: ReportData) -> Section | None:
             f"{found['trials']}, {found['pruned']} given up",
             words.tau(found["default_tau"]),
             f"<strong>{words.tau(found['best_tau'])}</strong>",
-            escape(_settings(found["best"])),
+            "–" if found["best"] is None else escape(words.settings(found["best"]["params"])),
         ]
         for arm, found in arms.items()
     ]
@@ -126,13 +126,4 @@ def _figure(title: str, note: str, chart: str) -> str:
     return (
         f"<figure><figcaption>{escape(title)} <span>{escape(note)}</span></figcaption>"
         f"{chart}</figure>"
-    )
-
-
-def _settings(trial: Mapping[str, Any] | None) -> str:
-    if trial is None:
-        return "–"
-    return ", ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in trial["params"].items()
     )

@@ -10,7 +10,6 @@ from eagle3.report.acceptance import acceptance
 from eagle3.report.arms import arms
 from eagle3.report.contract import contract
 from eagle3.report.crossover import crossover
-from eagle3.report.data import ReportData
 from eagle3.report.data_used import data_used
 from eagle3.report.engines import engines
 from eagle3.report.exactness import exactness
@@ -20,7 +19,6 @@ from eagle3.report.mistakes import mistakes
 from eagle3.report.origin import costs, origin
 from eagle3.report.scaling import scaling
 from eagle3.report.search import search
-from eagle3.report.section import Section
 from eagle3.report.seeds import over_seeds
 from eagle3.report.served import served
 from eagle3.report.speed import speed
@@ -28,11 +26,6 @@ from eagle3.report.texts import texts
 from eagle3.report.trainers import trainers
 from eagle3.report.training import training
 from eagle3.report.vocabulary import coverage
-
-
-def _scaling(data: ReportData) -> Section | None:
-    return scaling(data.scaling)
-
 
 SECTIONS = (
     speed,
@@ -46,7 +39,7 @@ SECTIONS = (
     search,
     over_seeds,
     crossover,
-    _scaling,
+    scaling,
     contract,
     mistakes,
     served,

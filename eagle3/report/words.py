@@ -46,6 +46,14 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:.{digits}%}"
 
 
+def settings(values: Mapping[str, Any]) -> str:
+    """lr 0.002, objective.ttt_steps 3."""
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+    )
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> str:
     """A table whose cells know their column's name, so that it can fold up on a phone.
 

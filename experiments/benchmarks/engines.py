@@ -26,7 +26,7 @@ from eagle3.extraction.transformers import TransformersEngine
 from eagle3.parity import Declared
 from eagle3.parity_faults import diagnose
 from eagle3.real_decoding import Prompt, exact_decoding, exact_logits, spread_prompts
-from eagle3.reference import head_norm, measured, reference_layers, spread
+from eagle3.reference import first_rows, head_norm, measured, reference_layers, spread
 from eagle3.served_decoding import decode_served, served_counts, serving_engine
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head
@@ -123,7 +123,7 @@ def diagnoses(
     """What parity says to each fault put into stored states."""
     every_layer = reference_layers(spec.num_hidden_layers)
     engine = Once(TransformersEngine.open(spec, every_layer, torch.bfloat16, "cpu"))
-    stored = [_first(states[i], rows) for i in spread(len(states), documents)]
+    stored = [first_rows(states[i], rows) for i in spread(len(states), documents)]
     every = [engine.extract([one.token_ids])[0].aux_TnH for one in stored]
     norm = head_norm(head)
     low, middle, high = states.meta.aux_layers
@@ -178,11 +178,6 @@ def diagnoses(
         )
         found.append({"fault": fault, "named": [one.text for one in verdict.faults]})
     return found
-
-
-def _first(document: Document, rows: int) -> Document:
-    names = ("token_ids", "loss_mask", "aux", "final", "verifier_top1", "verifier_lse")
-    return replace(document, **{name: getattr(document, name)[:rows] for name in names})
 
 
 def main() -> None:

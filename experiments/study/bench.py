@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import torch
 from eagle3.arm import (
     ArmData,
     ArmSettings,
+    Chosen,
     arm_settings,
     first_drafter,
     init_digest,
     open_states,
 )
-from eagle3.dataset import Document, StatesDataset
+from eagle3.dataset import StatesDataset
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings
 from eagle3.seeding import generator
@@ -75,27 +76,11 @@ class BenchArm:
         chosen = sorted(order[: max(round(share * count), 1)])
         data = replace(
             self.data,
-            documents=Part(self.data.documents, chosen),
+            documents=Chosen(self.data.documents, chosen),
             lengths=[self.data.lengths[index] for index in chosen],
         )
         supervised_rows = [self.supervised[index] for index in chosen]
         return replace(self, data=data, supervised=supervised_rows, part=(share, seed))
-
-
-class Part(Sequence[Document]):
-    """Some documents of a data set, read when they are asked for."""
-
-    def __init__(self, documents: Sequence[Document], chosen: Sequence[int]) -> None:
-        self._documents = documents
-        self._chosen = chosen
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Part(self._documents, self._chosen[index])
-        return self._documents[self._chosen[index]]
 
 
 class Bench:

@@ -89,8 +89,7 @@ def open_queue(place: Place, settings: AaSettings, arm: BenchArm) -> Fixed:
         title = f"A/A {arm.name}, seed {seed}"
         slots.append(slot(title, arm.name, seed=seed, tokens=tokens, cost=cost, train=arm.changes))
     facts = {**bench.facts(arm, test=True), "cost": settings.cost}
-    name = f"{bench.study.name}.aa-{digest(facts)[:8]}"
-    return open_fixed(bench, place.storage, place.url, name, facts, slots, "test")
+    return open_fixed(place, f"aa-{digest(facts)[:8]}", facts, slots, "test")
 
 
 def calibrated(queue: Fixed, bench: Bench, settings: AaSettings) -> dict[str, Any]:

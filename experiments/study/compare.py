@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
 from eagle3.acceptance import ALL
@@ -36,14 +35,15 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.search import Search, best_trial
+from experiments.study.work import Place
 
 EQUAL, LARGER = "equal budget", "larger budget"
 LEVEL = 0.95
 
 
-def open_compare(searches: Sequence[Search], storage: RDBStorage, url: str) -> Fixed:
+def open_compare(place: Place, searches: Sequence[Search]) -> Fixed:
     """The queue of the winners' trainings. Other winners have a queue of their own."""
-    bench = searches[0].bench
+    bench = place.bench
     winners = {}
     for search in searches:
         best = best_trial(search.study)
@@ -70,8 +70,8 @@ def open_compare(searches: Sequence[Search], storage: RDBStorage, url: str) -> F
         }
         for search in searches
     }
-    name = f"{bench.study.name}.compare-{digest([facts, str(larger and larger[1])])[:8]}"
-    return open_fixed(bench, storage, url, name, facts, slots, "test")
+    name = f"compare-{digest([facts, str(larger and larger[1])])[:8]}"
+    return open_fixed(place, name, facts, slots, "test")
 
 
 def larger_budget(searches: Sequence[Search]) -> tuple[Search, int] | None:

@@ -113,8 +113,7 @@ def open_queue(place: Place, settings: CrossoverSettings, starts: Mapping[int, P
         "starts": {str(bits): init_digest(start) for bits, start in starts.items()},
         "tokens": settings.tokens,
     }
-    name = f"{bench.study.name}.crossover-{digest(facts)[:8]}"
-    return open_fixed(bench, place.storage, place.url, name, facts, slots, "dev")
+    return open_fixed(place, f"crossover-{digest(facts)[:8]}", facts, slots, "dev")
 
 
 def curve_name(bits: int | None) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import optuna
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.acceptance import ALL
@@ -23,7 +22,7 @@ from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.store import FACTS, open_study
 from experiments.study.training import length, score, train_once
-from experiments.study.work import log_settings, training_words
+from experiments.study.work import Place, log_settings, training_words
 
 Answers = Literal["test", "dev"]
 
@@ -104,9 +103,7 @@ def slot(
 
 
 def open_fixed(
-    bench: Bench,
-    storage: RDBStorage,
-    url: str,
+    place: Place,
     name: str,
     facts: Mapping[str, Any],
     slots: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
@@ -114,22 +111,28 @@ def open_fixed(
 ) -> Fixed:
     """The queue, made or taken up.
 
+    Args:
+        name: what comes after the study's own name.
+
     Raises:
         HarnessError: its store has one of that name from other data, code or settings.
     """
+    bench = place.bench
     how = {
         "evaluate": {"k": bench.evaluate.k, "dtype": bench.evaluate.dtype},
         "answers": answers,
         "threads": bench.study.threads,
     }
-    study = open_study(storage, url, name, {**facts, **how}, slots)
+    study = open_study(
+        place.storage, place.url, f"{bench.study.name}.{name}", {**facts, **how}, slots
+    )
     return Fixed(bench, study, answers)
 
 
-def take_up(bench: Bench, storage: RDBStorage, name: str) -> Fixed:
-    """A queue that `open_fixed` made, here or in another process."""
-    study = optuna.load_study(study_name=name, storage=storage)
-    return Fixed(bench, study, study.user_attrs[FACTS]["answers"])
+def take_up(place: Place, name: str) -> Fixed:
+    """A queue that `open_fixed` made, here or in another process, by its whole name."""
+    study = optuna.load_study(study_name=name, storage=place.storage)
+    return Fixed(place.bench, study, study.user_attrs[FACTS]["answers"])
 
 
 def complete(study: optuna.Study, **wanted: Any) -> list[FrozenTrial]:

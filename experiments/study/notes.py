@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eagle3.report import words
 from eagle3.tracking import Tracker
 from experiments.study.fixed import Fixed
-from experiments.study.search import Search, best_trial, default_trial, describe
+from experiments.study.search import Search, best_trial, default_trial
 from experiments.study.store import SLOT, finished
 from stages.notes import TAG
 
@@ -59,7 +60,7 @@ def _best(search: Search) -> str:
         return f"**{search.arm.name}**: {ended}, none of them whole."
     beside = "" if default is None else f"; present settings {default.value:.3f}"
     return (
-        f"**{search.arm.name}**: dev τ {best.value:.3f} with {describe(best.params)} (trial "
+        f"**{search.arm.name}**: dev τ {best.value:.3f} with {words.settings(best.params)} (trial "
         f"{best.user_attrs[SLOT]}){beside}; {ended}."
     )
 

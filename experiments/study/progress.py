@@ -13,9 +13,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
-from eagle3.report.words import duration
+from eagle3.report import words
 from eagle3.tracking import Tracker
-from experiments.study.search import Search, best_trial, describe
+from experiments.study.search import Search, best_trial
 from experiments.study.store import SLOT, finished
 from experiments.study.work import Kind
 
@@ -78,7 +78,8 @@ class Board:
                     waiting += cost
         if not spent:
             return ""
-        return f"about {duration(seconds / spent * (waiting + self._ahead) / self._workers)} left"
+        left = seconds / spent * (waiting + self._ahead) / self._workers
+        return f"about {words.duration(left)} left"
 
     def _log(self) -> None:
         """Best so far against cost, for each arm; the tracker drops what it was told before."""
@@ -130,7 +131,7 @@ def _line(kind: Kind, trial: FrozenTrial) -> str:
     so_far = "" if best is None else f" · best {best.value:.4f} (trial {best.user_attrs[SLOT]})"
     return (
         f"{kind.arm.name} trial {trial.user_attrs[SLOT]}, {ended} of {slots}: {how}"
-        f" with {describe(trial.params)}{so_far}"
+        f" with {words.settings(trial.params)}{so_far}"
     )
 
 

@@ -55,9 +55,7 @@ def check_searches(bench: Bench, *, with_comparison: bool) -> None:
 def open_searches(place: Place) -> list[Search]:
     """Each arm's study."""
     bench = place.bench
-    return [
-        open_search(bench, bench.arm(name), place.storage, place.url) for name in bench.study.arms
-    ]
+    return [open_search(place, bench.arm(name)) for name in bench.study.arms]
 
 
 def run_study(
@@ -101,7 +99,7 @@ def run_study(
             say(f"the outer limit of {study.seconds} s ended the search")
         compared, seconds = None, 0.0
         if with_comparison and all(best_trial(search.study) for search in searches):
-            queue = compare.open_compare(searches, place.storage, place.url)
+            queue = compare.open_compare(place, searches)
             set_parent([queue.study], parent, tracker)
             best = best_so_far(searches)
             run_given(
@@ -141,7 +139,7 @@ def run_worker(
         kinds = open_searches(place)
     else:
         set_threads(place.bench.study.threads)
-        kinds = [take_up(place.bench, place.storage, queue)]
+        kinds = [take_up(place, queue)]
     until = None if seconds is None else time.monotonic() + seconds
     work_through(replace(place, until=until), kinds, Board(kinds, NullTracker()))
 

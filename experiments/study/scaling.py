@@ -104,8 +104,7 @@ def open_queue(place: Place, settings: ScalingSettings, arm: BenchArm) -> Fixed:
         **bench.facts(arm, test=True),
         "scaling": settings.model_dump(exclude={"target", "seeds"}),
     }
-    name = f"{bench.study.name}.scaling-{digest(facts)[:8]}"
-    return open_fixed(bench, place.storage, place.url, name, facts, slots, "test")
+    return open_fixed(place, f"scaling-{digest(facts)[:8]}", facts, slots, "test")
 
 
 def name_of(part: int) -> str:

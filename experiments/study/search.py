@@ -6,15 +6,14 @@ Knows nothing of workers or of who shows the progress.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.drafter import Drafter
+from eagle3.report import words
 from eagle3.settings import merged
 from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
@@ -23,7 +22,7 @@ from experiments.study.sampling import RepeatableSampler
 from experiments.study.space import check_space, default_point, nested, suggest
 from experiments.study.store import SLOT, open_study
 from experiments.study.training import GivenUp, length, score, train_once
-from experiments.study.work import log_settings, training_words
+from experiments.study.work import Place, log_settings, training_words
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,8 @@ class Search:
         settings = self.arm.settings(about["train"])
         trained = training_words(self.bench, self.arm, settings, about["tokens"])
         number = f"Trial {about[SLOT]} in the search of its settings"
-        return f"{trained}\n\n{number}: {describe(trial.params)}; the rest as params.yaml has it."
+        drawn = words.settings(trial.params)
+        return f"{trained}\n\n{number}: {drawn}; the rest as params.yaml has it."
 
     def run(self, trial: optuna.Trial, tracker: Tracker) -> float:
         """Trains with what is drawn; τ on all dev answers at the end."""
@@ -96,17 +96,17 @@ def _where(bench: Bench, arm: BenchArm) -> str:
     return f"{bench.params_path}, study.space of {arm.name}"
 
 
-def open_search(bench: Bench, arm: BenchArm, storage: RDBStorage, url: str) -> Search:
+def open_search(place: Place, arm: BenchArm) -> Search:
     """The arm's study, made or taken up.
 
     Raises:
         HarnessError: its store has one of that name from other data, code or settings.
     """
-    settings = bench.study
+    bench, settings = place.bench, place.bench.study
     first = default_point(settings.axes(arm.name), arm.present, where=_where(bench, arm))
     study = open_study(
-        storage,
-        url,
+        place.storage,
+        place.url,
         f"{settings.name}.{arm.name}",
         search_facts(bench, arm),
         [({} if slot else first, {}) for slot in range(settings.trials)],
@@ -141,11 +141,3 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
     if not complete:
         return None
     return max(complete, key=lambda trial: (trial.value, -trial.user_attrs[SLOT]))
-
-
-def describe(params: Mapping[str, Any]) -> str:
-    """Drawn parameters in a few words."""
-    return ", ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in params.items()
-    )
