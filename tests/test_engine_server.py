@@ -105,7 +105,7 @@ def test_a_given_server_of_another_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             HarnessError, match=rf"another version[\s\S]*{sglang.VERSION}[\s\S]*0.1.0"
         ):
-            sglang.server_info(server)
+            sglang.server_infos(server)
         with pytest.raises(
             HarnessError, match=rf"another version[\s\S]*{vllm.VERSION}[\s\S]*0.1.0"
         ):

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ import torch
 from eagle3.dataset import StatesDataset
 from eagle3.engines.server import Launch, Server, ServerSettings, held_port, running
 from eagle3.engines.sglang import sglang_python, states_launch
+from eagle3.errors import HarnessError
 from eagle3.extraction.base import ExtractSettings
 from eagle3.extraction.run import extract
-from eagle3.extraction.sglang import sglang_engine
+from eagle3.extraction.sglang import check_capture, sglang_engine
 from eagle3.layer_ids import sglang_capture_ids
 from eagle3.responses import Response
 from eagle3.verifier import VerifierSpec
 from tests.engine_checks import installed
+from tests.fake_server import TELLS, launch
 from tests.states_checks import compare, meta_of
 
 LAYERS = [3, 0, 2]
@@ -40,6 +43,48 @@ def answers(spec: VerifierSpec) -> list[Response]:
     ]  # fmt: skip
 
 
+def router(servers: list[Server], metrics: int, folder: Path) -> Launch:
+    python = sglang_python(installed("sglang"), device="cpu")
+
+    def command(host: str, port: int) -> list[str | Path]:
+        address = ["--host", host, "--port", str(port), "--prometheus-port", str(metrics)]
+        shared = ["--policy", "round_robin", "--worker-urls", *[one.url for one in servers]]
+        return [python, "-m", "sglang_router.launch_router", *address, *shared]
+
+    return Launch(engine="sglang-router", log=folder / "router.log", command=command)
+
+
+@pytest.mark.slow
+def test_a_server_behind_the_router_that_would_leave_rows_out_is_refused(
+    llama: VerifierSpec, tmp_path: Path
+) -> None:
+    """The router tells where its servers are, and each of them how it was started."""
+    right = {
+        "version": "0.5.23", "enable_return_aux_hidden_states": True,
+        "return_aux_hidden_state_layer_ids": sglang_capture_ids(
+            LAYERS, llama.model_type, llama.num_hidden_layers
+        ),
+        "disable_radix_cache": True, "chunked_prefill_size": -1,
+    }  # fmt: skip
+
+    def tells(info: dict[str, Any]) -> Launch:
+        return launch(tmp_path, TELLS.replace('{"version": "0.1.0"}', repr(info)))
+
+    with (
+        running(tells(right)) as whole,
+        running(tells(right | {"chunked_prefill_size": 64})) as chunked,
+        held_port() as metrics,
+    ):
+        with running(router([whole], metrics, tmp_path)) as before:
+            check_capture(before, llama, LAYERS)
+        with (
+            running(router([whole, chunked], metrics, tmp_path)) as before,
+            pytest.raises(HarnessError, match=rf"leave rows out[\s\S]*{chunked.url}") as caught,
+        ):
+            check_capture(before, llama, LAYERS)
+        assert "chunked_prefill_size 64" in str(caught.value)
+
+
 @pytest.mark.slow
 def test_a_server_dies_behind_the_router(llama: VerifierSpec, tmp_path: Path) -> None:
     """No sample is lost or doubled, and every state is transformers'."""
@@ -55,14 +100,6 @@ def test_a_server_dies_behind_the_router(llama: VerifierSpec, tmp_path: Path) ->
             log=tmp_path / f"server{number}.log", arguments=[],
         )  # fmt: skip
 
-    def router(servers: list[Server], metrics: int) -> Launch:
-        def command(host: str, port: int) -> list[str | Path]:
-            address = ["--host", host, "--port", str(port), "--prometheus-port", str(metrics)]
-            shared = ["--policy", "round_robin", "--worker-urls", *[one.url for one in servers]]
-            return [python, "-m", "sglang_router.launch_router", *address, *shared]
-
-        return Launch(engine="sglang-router", log=tmp_path / "router.log", command=command)
-
     def kill(server: Server) -> None:
         while len(list((tmp_path / "states").glob("shard-*"))) < 2:
             time.sleep(0.01)
@@ -73,7 +110,7 @@ def test_a_server_dies_behind_the_router(llama: VerifierSpec, tmp_path: Path) ->
         running(captures(1)) as lives,
         running(captures(2)) as dies,
         held_port() as metrics,
-        running(router([lives, dies], metrics)) as before,
+        running(router([lives, dies], metrics, tmp_path)) as before,
     ):
         given = ServerSettings(urls=[before.url], states=str(states), give_up_seconds=60)
         settings = ExtractSettings(

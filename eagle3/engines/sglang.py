@@ -26,6 +26,7 @@ ENVIRONMENT = ".venv-sglang"
 PLUGIN, STAND_IN = "eagle3-sglang", "sgl-kernel-cpu-stand-in"
 STATES_FOLDER = "EAGLE3_STATES_DIR"  # what the plugin reads
 INFO = "/server_info"
+WORKERS = "/workers"  # sglang-router's own
 MARGIN = 16  # tokens of context beyond the longest document
 # SGLang's attention on CPUs. `torch_native` reads the latent cache of MLA as keys and values, and
 # every state from the first layer on is wrong; `intel_amx` knows it, and alone can draft.
@@ -164,20 +165,29 @@ def _launch(
     return Launch(engine=NAME, command=command, log=log, environ=variables)
 
 
-def server_info(server: Server) -> dict[str, Any] | None:
-    """How a server was started; None behind a router that does not tell.
+def server_infos(server: Server) -> dict[str, dict[str, Any]]:
+    """How a server was started, by its URL; behind sglang-router, each of those that it asks. Empty
+    where none tells.
 
     Raises:
         HarnessError: another version of SGLang.
     """
+    found = {server.url: _told(server.url, INFO)}
+    if "version" not in found[server.url]:
+        listed = _told(server.url, WORKERS).get("workers") or []
+        found = {str(one["url"]): _told(str(one["url"]), INFO) for one in listed}
+    found = {url: info for url, info in found.items() if "version" in info}
+    for url, info in found.items():
+        check_engine_version(info["version"], NAME, VERSION, url)
+    return found
+
+
+def _told(url: str, path: str) -> dict[str, Any]:
     try:
-        info = ask(server.url, INFO, seconds=30.0)
+        answer = ask(url, path, seconds=10.0)
     except (OSError, ValueError, HarnessError):
-        return None
-    if not isinstance(info, dict) or "version" not in info:
-        return None
-    check_engine_version(info["version"], NAME, VERSION, server.url)
-    return info
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def check_attention(server: Server, spec: VerifierSpec) -> None:
@@ -186,14 +196,15 @@ def check_attention(server: Server, spec: VerifierSpec) -> None:
     Raises:
         HarnessError: `torch_native` for a verifier with latent attention.
     """
-    info = server_info(server) or {}
-    whole = info.get("attention_backend")
-    found = {
-        phase: info.get(f"{phase}_attention_backend") or whole for phase in ("prefill", "decode")
-    }
-    if spec.latent_attention and NATIVE in found.values():
-        raise HarnessError(
-            "the server would read the verifier's latent cache as keys and values",
-            where=server.url, rule=f"another attention backend than {NATIVE} for MLA", got=found,
-            fix=f"on a CPU: {' '.join(_amx())}; on a GPU leave both out",
-        )  # fmt: skip
+    for url, info in server_infos(server).items():
+        whole = info.get("attention_backend")
+        found = {
+            phase: info.get(f"{phase}_attention_backend") or whole
+            for phase in ("prefill", "decode")
+        }
+        if spec.latent_attention and NATIVE in found.values():
+            raise HarnessError(
+                "the server would read the verifier's latent cache as keys and values",
+                where=url, rule=f"another attention backend than {NATIVE} for MLA", got=found,
+                fix=f"on a CPU: {' '.join(_amx())}; on a GPU leave both out",
+            )  # fmt: skip

@@ -20,7 +20,7 @@ from eagle3.engines.sglang import (
     NAME,
     VERSION,
     check_attention,
-    server_info,
+    server_infos,
     serving_launch,
     sglang_python,
 )
@@ -96,17 +96,17 @@ class SGLangServing:
 
 
 def _check_drafts(server: Server, k: int) -> None:
-    info = server_info(server) or {}
-    found = {name: info.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk")}
     wanted = {"num_steps": k or None, "eagle_topk": 1 if k else None}
-    if info and found != wanted:
-        raise HarnessError(
-            "the server was started with other drafts",
-            where=server.url,
-            rule=wanted,
-            got=found,
-            fix="start it with these, or set evaluate.k to its num_steps",
-        )
+    for url, info in server_infos(server).items():
+        found = {name: info.get(f"speculative_{name}") for name in wanted}
+        if found != wanted:
+            raise HarnessError(
+                "the server was started with other drafts",
+                where=url,
+                rule=wanted,
+                got=found,
+                fix="start it with these, or set evaluate.k to its num_steps",
+            )
 
 
 class SGLangDecoder:
@@ -119,7 +119,7 @@ class SGLangDecoder:
 
     def __init__(self, server: Server, k: int, eos_ids: Sequence[int]) -> None:
         self._server, self._k, self._eos_ids = server, k, list(eos_ids)
-        self.version = (server_info(server) or {}).get("version", VERSION)
+        self.version = VERSION  # any other is refused
 
     def decode(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
         """Decodes one answer.

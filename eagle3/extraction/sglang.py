@@ -13,9 +13,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,7 +27,7 @@ from eagle3.engines.sglang import (
     NAME,
     VERSION,
     check_attention,
-    server_info,
+    server_infos,
     sglang_python,
     states_launch,
 )
@@ -239,16 +240,22 @@ def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int])
     Raises:
         HarnessError: prefix cache or chunked prefill on, no capture, or of other layers.
     """
-    info = server_info(server)
-    if info is None:
+    infos = server_infos(server)
+    if not infos:
         log.warning(
             "%s does not say how it was started: states are checked as they come", server.url
         )
-        return
+    for url, info in infos.items():
+        _check_capture(url, info, spec, aux_layers)
+
+
+def _check_capture(
+    url: str, info: Mapping[str, Any], spec: VerifierSpec, aux_layers: Sequence[int]
+) -> None:
     found = info.get("return_aux_hidden_state_layer_ids")
     if not info.get("enable_return_aux_hidden_states") or not found:
         raise HarnessError(
-            "the server captures no hidden states", where=server.url,
+            "the server captures no hidden states", where=url,
             rule="--speculative-algorithm EAGLE3 --enable-return-aux-hidden-states "
             "--return-aux-hidden-state-layer-ids ...",
             got=f"layer ids {found}, enable_return_aux_hidden_states "
@@ -257,7 +264,7 @@ def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int])
         )  # fmt: skip
     if from_sglang(found, spec.model_type) != sorted(aux_layers):
         raise HarnessError(
-            "the server captures other layers", where=server.url,
+            "the server captures other layers", where=url,
             rule=f"outputs of layers {sorted(aux_layers)}",
             got=f"{from_sglang(found, spec.model_type)} (ids {found})",
             fix=START_ANEW,
@@ -265,7 +272,7 @@ def check_capture(server: Server, spec: VerifierSpec, aux_layers: Sequence[int])
     whole = info.get("disable_radix_cache") and (info.get("chunked_prefill_size") or -1) < 0
     if not whole:
         raise HarnessError(
-            "the server would leave rows out", where=server.url,
+            "the server would leave rows out", where=url,
             rule="--disable-radix-cache --chunked-prefill-size -1",
             got=f"disable_radix_cache {info.get('disable_radix_cache')}, "
             f"chunked_prefill_size {info.get('chunked_prefill_size')}",
