@@ -66,7 +66,10 @@ def run(
     set_threads(runs.threads)
     check_device(runs.device)
     if codec not in STORED:
-        raise HarnessError("no such codec", where="--codec", rule=" or ".join(STORED), got=codec)
+        raise HarnessError(
+            "no such codec", where="--codec", rule=" or ".join(STORED), got=codec,
+            fix="one of these, or leave it out for none",
+        )  # fmt: skip
     folder = open_foreign(data_dir)
     if folder is None and codec == "none":
         raise unknown_states(data_dir, FOREIGN)

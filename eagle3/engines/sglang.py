@@ -184,7 +184,7 @@ def server_infos(server: Server) -> dict[str, dict[str, Any]]:
 
 def _told(url: str, path: str) -> dict[str, Any]:
     try:
-        answer = ask(url, path, seconds=10.0)
+        answer = ask(url, path, seconds=30.0)
     except (OSError, ValueError, HarnessError):
         return {}
     return answer if isinstance(answer, dict) else {}
