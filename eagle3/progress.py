@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from eagle3.optimizer import Optimizer, Trained
 from eagle3.parallel import like, whole
 from eagle3.ranks import Ranks
 from eagle3.resume import (
@@ -27,7 +27,7 @@ from eagle3.resume import (
 from eagle3.tracking import Tracker
 
 log = logging.getLogger(__name__)
-Trained = Mapping[str, torch.nn.Parameter]
+_MOMENT = "optimizer."
 
 
 @dataclass
@@ -95,7 +95,7 @@ def save_progress(
     work: Path,
     progress: Progress,
     trained: Trained,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     keep_last: int,
     ranks: Ranks,
 ) -> None:
@@ -106,7 +106,7 @@ def save_progress(
         HarnessError: it could not be written; earlier states are intact.
     """
     tensors = {name: whole(parameter) for name, parameter in trained.items()}
-    tensors |= _moments(optimizer, list(trained))
+    tensors |= {_MOMENT + name: value for name, value in optimizer.moments().items()}
     facts = {
         "best_step": progress.best_step,
         "best_tau": progress.best_tau,
@@ -117,9 +117,7 @@ def save_progress(
 
 
 @torch.no_grad()
-def take_up(
-    work: Path, trained: Trained, optimizer: torch.optim.Optimizer, ranks: Ranks
-) -> Progress:
+def take_up(work: Path, trained: Trained, optimizer: Optimizer, ranks: Ranks) -> Progress:
     """Where a killed run stood, its weights and moments put back; a new start without one.
 
     All ranks see the same working folder. The state knows nothing of their number.
@@ -130,32 +128,13 @@ def take_up(
     state = load_state(work, step)
     for name, parameter in trained.items():
         parameter.copy_(like(state.tensors[name], parameter))
-    _restore_moments(optimizer, trained, state.tensors)
+    optimizer.restore(
+        {
+            name.removeprefix(_MOMENT): value
+            for name, value in state.tensors.items()
+            if name.startswith(_MOMENT)
+        }
+    )
     log.info("resuming after step %d", state.step)
     history = [(str(name), int(step), float(value)) for name, step, value in state.facts["history"]]
     return Progress(state.step, state.facts["best_step"], state.facts["best_tau"], history)
-
-
-def _moments(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """Moments and step counts by parameter name."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"optimizer.{names[index]}.{key}": whole(value)
-        for index, values in state.items()
-        for key, value in values.items()
-    }
-
-
-def _restore_moments(
-    optimizer: torch.optim.Optimizer, trained: Trained, tensors: Mapping[str, Tensor]
-) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for index, (name, parameter) in enumerate(trained.items()):
-        prefix = f"optimizer.{name}."
-        state[index] = {
-            key.removeprefix(prefix): like(value.clone(), parameter) if value.dim() else value
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})

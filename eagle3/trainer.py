@@ -31,6 +31,7 @@ from eagle3.initialise import DrafterSettings
 from eagle3.loss import TargetHead
 from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.objective import ObjectiveSettings, Outcome, objective, summarise, supervised_in
+from eagle3.optimizer import Optimizer, OptimizerName
 from eagle3.packing import pack
 from eagle3.parallel import Parallel, Shared, clip, refuse_idle_ranks, share
 from eagle3.progress import Progress, keep_if_best, restore_best, save_progress, take_up
@@ -48,6 +49,7 @@ OnStep = Callable[[int, Drafter], None]
 class TrainSettings(Settings):
     """Everything about training that all arms share.
 
+    optimizer: adamw, or muon for the layer's matrices (and adamw for the rest).
     batch_tokens: packed rows of one forward pass; `accumulate` passes make an optimizer step.
     max_length: rows kept of a document.
     dtype: of the computation; parameters and optimizer are float32.
@@ -64,6 +66,7 @@ class TrainSettings(Settings):
     objective: ObjectiveSettings = ObjectiveSettings()
     noise: NoiseSettings = NoiseSettings()
     lr: float = Field(gt=0.0)
+    optimizer: OptimizerName = "adamw"
     scheduler: Scheduler = "cosine"
     warmup_ratio: float = Field(0.05, ge=0.0, le=1.0)
     weight_decay: float = Field(0.0, ge=0.0)
@@ -195,12 +198,8 @@ def train(
     drafter.embed_VH = drafter.embed_VH.to(dtype)
     shared = share(drafter, settings.parallel, ranks)
     trained = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(
-        trained.values(),
-        lr=settings.lr,
-        betas=(0.9, settings.beta2),
-        weight_decay=settings.weight_decay,
-        fused=True,
+    optimizer = Optimizer(
+        settings.optimizer, trained, beta2=settings.beta2, weight_decay=settings.weight_decay
     )
     data = replace(data, head=_head_on(data.head, device, dtype))
     scales = layer_scales(data.documents) if settings.noise.kind == "gaussian_relative" else None
@@ -233,10 +232,18 @@ def train(
             scheduler=settings.scheduler,
             warmup_ratio=settings.warmup_ratio,
         )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         metrics = _optimize(
-            shared, trained, optimizer, data, plan[index], settings, scales, seed, device, logged
+            shared,
+            trained,
+            optimizer,
+            rate,
+            data,
+            plan[index],
+            settings,
+            scales,
+            seed,
+            device,
+            logged,
         )
         progress.step = step
         bar.update(plan[index].tokens_after - done)
@@ -289,7 +296,8 @@ def _head_on(head: TargetHead, device: torch.device, dtype: torch.dtype) -> Targ
 def _optimize(
     shared: Shared,
     trained: dict[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
+    rate: float,
     data: TrainData,
     planned: PlannedStep,
     settings: TrainSettings,
@@ -333,8 +341,7 @@ def _optimize(
     losses = [outcome.loss.item() for outcome in outcomes]
     total = ranks.sum(torch.tensor(sum(losses), dtype=torch.float64)).item()
     refuse_not_finite(losses, read, norm, total, settings.max_length, ranks)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.step(rate)
     if not measure:
         return {}
     gathered = ranks.gather(outcomes)
