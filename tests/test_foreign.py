@@ -320,6 +320,30 @@ def test_a_torn_file_is_named_and_an_old_one_is_read(world: World, tmp_path: Pat
         opened(path).read(1)
 
 
+def test_files_in_gzip_are_read_beside_others(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A SpecForge run that was killed and taken up again with --compress."""
+    caplog.set_level(logging.INFO)
+    path = write_specforge(tmp_path / "data", world.samples, compress_from=3)
+    folder = opened(path)
+    assert folder.names == [f"data_{i}" for i in range(8)]
+    assert any("5 of 8 files are in gzip" in message for message in caplog.messages)
+    for index, made in enumerate(world.samples):
+        sample = folder.read(index)
+        assert torch.equal(sample.final, made.post) and torch.equal(sample.token_ids, made.ids)
+        assert all(torch.equal(a, b) for a, b in zip(sample.aux, made.aux, strict=True))
+    file = path / "rows_0-5" / "data_3.ckpt.gz"
+    whole = file.read_bytes()
+    for torn in (whole[:-3000], whole[:5], b"no gzip"):
+        file.write_bytes(torn)
+        with pytest.raises(HarnessError, match=r"cannot be opened[\s\S]*data_3.ckpt.gz[\s\S]*gzip"):
+            folder.read(3)
+    (path / "rows_0-5" / "data_1.ckpt.gz").write_bytes(whole)
+    with pytest.raises(HarnessError, match=r"one number[\s\S]*data_1.ckpt and [\s\S]*1.ckpt.gz"):
+        opened(path)
+
+
 def test_padding_rows_are_refused_or_dropped(world: World, tmp_path: Path) -> None:
     def padded(state: torch.Tensor) -> torch.Tensor:
         return torch.cat([torch.zeros_like(state[:3]), state, torch.zeros_like(state[:2])])
