@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +51,10 @@ class ForeignFolder:
     def names(self) -> list[str]:
         """A name for each sample, the same wherever the folder lies."""
         return [path.name.split(".")[0] for path in self.paths]
+
+    def only(self, chosen: Sequence[int]) -> ForeignFolder:
+        """The same folder with some of its samples."""
+        return replace(self, paths=[self.paths[index] for index in chosen])
 
     def read(self, index: int) -> RawSample:
         """One sample; tensors are mapped where the format allows it.
