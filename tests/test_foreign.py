@@ -153,6 +153,53 @@ def test_what_the_mask_is_aligned_to_is_found(world: World, tmp_path: Path, mask
         states(world, path, said)
 
 
+@pytest.mark.parametrize(("late", "said"), [(1, "token"), (-2, "token"), (1, "prediction")])
+def test_a_mask_that_slipped_is_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, late: int, said: Any
+) -> None:
+    """No reading puts answers where they begin: asked about, and once said, told in numbers."""
+    ends = world.head.config.eos_token_ids
+    slipped = []
+    for made in world.samples:
+        ids, last = made.ids.clone(), int(made.mask.nonzero()[-1, 0])
+        ids[last - 2] = ends[0]  # answers of a tiny model never end of themselves
+        mask = made.mask.clone()
+        mask[last - 1 :] = 0
+        slipped.append(dataclasses.replace(made, ids=ids, mask=mask.roll(late)))
+    folder = opened(write_v1(tmp_path / "data", slipped))
+    off = {"token": late, "prediction": late + 1}
+    words = {
+        name: f"8 of 8 runs start {abs(by)} {'late' if by > 0 else 'early'} and 8 of 8 runs end "
+        f"{abs(by)} {'late' if by > 0 else 'early'}"
+        for name, by in off.items()
+    }
+    with pytest.raises(HarnessError, match=rf"aligned to[\s\S]*0 of 8[\s\S]*{words['token']}"):
+        settle(folder, world.head, SAID, world.opening)
+    conventions = SAID.model_copy(update={"mask_alignment": said})
+    assert settle(folder, world.head, conventions, world.opening).mask_alignment == said
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    other = "prediction" if said == "token" else "token"
+    assert (
+        f"aligned to the {said}, as said, {words[said]}; to the {other}, {words[other]}." in warning
+    )
+
+
+def test_masks_in_use_are_not_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With or without the end of an answer, by token or prediction, or of another template."""
+    for name, mask in (("whole", "token"), ("predicting", "prediction")):
+        shorter = [dataclasses.replace(s, mask=s.mask.roll(-1) * s.mask) for s in world.samples]
+        for kind, samples in (("", world.samples), ("-short", shorter)):
+            folder = opened(write_v1(tmp_path / f"{name}{kind}", samples, mask=mask))
+            for said in (None, mask):
+                conventions = Conventions(aux_layers=LAYERS, mask_alignment=said)  # type: ignore[arg-type]
+                settle(folder, world.head, conventions, world.opening)
+    conventions = Conventions(aux_layers=LAYERS, mask_alignment="prediction")
+    settle(folder, world.head, conventions, [7, 8, 9])
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == []
+
+
 def test_what_nobody_can_tell_is_asked_for(world: World, tmp_path: Path) -> None:
     folder = opened(write_v1(tmp_path / "data", world.samples))
     with pytest.raises(HarnessError, match="which layers") as caught:
