@@ -17,11 +17,16 @@ AuxLayers = Annotated[
 ]
 FinalHidden = Annotated[
     str | None,
-    typer.Option(help="Final states: pre_norm or post_norm. Absent: found from the data."),
+    typer.Option(
+        help="Final states: pre_norm or post_norm. Absent: told by the length of their rows, which "
+        "is the last norm's after it; the log shows the next-token loss of both readings."
+    ),
 ]
 MaskAlignment = Annotated[
     str | None,
-    typer.Option(help="Loss mask: token or prediction. Absent: found from the data."),
+    typer.Option(
+        help="Loss mask: token or prediction. Absent: told by where the template opens answers."
+    ),
 ]
 PaddingRows = Annotated[
     str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,14 @@ def test_the_norm_state_is_found_from_the_data(
     caplog.set_level(logging.INFO)
     path = write_v1(tmp_path / "data", world.samples, final=final)
     assert states(world, path).meta.final_hidden == f"{final}_norm"
-    assert any(f"final states: {final}_norm, found from the data" in m for m in caplog.messages)
+    share = {"pre": "0%", "post": "100%"}[final]
+    (line,) = [m for m in caplog.messages if m.startswith("final states: ")]
+    assert re.fullmatch(
+        rf"final states: {final}_norm, found from the data \({share} of \d+ rows have the length "
+        r"that the norm gives; next-token loss \d+\.\d{3} nats read as pre_norm, "
+        r"\d+\.\d{3} as post_norm\)",
+        line,
+    )
     other: Any = "post_norm" if final == "pre" else "pre_norm"
     said = Conventions(aux_layers=LAYERS, final_hidden=other)
     with pytest.raises(HarnessError, match=rf"deny[\s\S]*--final-hidden {final}_norm: "):
