@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,8 @@ def encode_conversation(
 
     Raises:
         HarnessError: the last turn is not the assistant's; or the template does not put an answer
-            where generation would begin, drops its thought, or ends it without a token that ends
-            generation.
+            where generation would begin, drops its thought, alters its text, or ends it without a
+            token that ends generation.
     """
     if not messages or messages[-1]["role"] != "assistant":
         raise HarnessError(
@@ -87,7 +88,9 @@ def encode_conversation(
         whole = _encode(tokenizer, messages[: turn + 1], tools, generation_prompt=False)
         place = f"{where}, message {turn}"
         end = _answer_end(tokenizer, prompt, whole, eos_token_ids, place)
-        _check_thought(tokenizer, message, whole[len(prompt) : end], place)
+        answer = whole[len(prompt) : end]
+        _check_thought(tokenizer, message, answer, place)
+        _check_text(tokenizer, message, answer, place)
         run = (len(prompt), end)
         if samples and prompt[: len(samples[-1].token_ids)] == samples[-1].token_ids:
             samples[-1] = Sample(whole[:end], [*samples[-1].runs, run])
@@ -141,6 +144,36 @@ def _check_thought(tokenizer: Any, message: Message, answer: Sequence[int], wher
             got=repr(tokenizer.decode(answer)[:60]),
             fix="regenerate the answers instead of using the given ones",
         )
+
+
+def _check_text(tokenizer: Any, message: Message, answer: Sequence[int], where: str) -> None:
+    """Refuses a template that alters the text of the very answer that is supervised.
+
+    An answer is supervised as a server would have generated it: its own text, then the end. A
+    template that changes letters or inner whitespace, or an answer that holds an end of generation
+    itself, makes rows of text that no verifier wrote, each in its right place and none marked.
+    Whitespace around the text is left to the template (Llama 3 and Gemma trim it): what is learnt
+    at the rows that remain is the verifier's own distribution there, and later turns are served
+    with the trimmed text. A thought that stands in the content may move (Qwen3 sets it apart in
+    lines of its own); `_check_thought` looks for it, here what follows it has to stand. What the
+    template adds around both, an empty thought say, is its own way to open or close an answer.
+    """
+    text = (message.get("content") or "").rpartition("</think>")[2].strip()
+    # There and back: a tokenizer that does not keep every character is no template's doing.
+    kept = tokenizer.decode(encode_text(tokenizer, text)).strip()
+    rendered = tokenizer.decode(answer)
+    if kept in rendered:
+        return
+    same = bisect_left(range(1, len(kept) + 1), True, key=lambda n: kept[:n] not in rendered)
+    at = rendered.find(kept[:same]) + same
+    raise HarnessError(
+        "the chat template alters the text of an answer, or an end of generation is in it",
+        where=f"{where}, character {same} of its text",
+        rule=f"the rendering goes on with {kept[same : same + 40]!r}",
+        got=repr(rendered[at : at + 40]),
+        fix="correct or leave out the conversation, or regenerate the answers instead of using the "
+        "given ones (regenerate.keep_given: false)",
+    )
 
 
 def generation_opening(tokenizer: Any) -> list[int]:

@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from eagle3.dataset import StatesDataset
+from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.engines.server import ServerSettings
 from eagle3.errors import HarnessError
 from eagle3.extraction import backends
@@ -53,6 +53,17 @@ class ParitySettings(Settings):
     server: ServerSettings = Field(default_factory=ServerSettings)
 
 
+class Stored(Protocol):
+    """Stored states of one verifier: our own shards, or another program's folder read in place."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def meta(self) -> StatesMeta: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Document: ...
+
+
 def splits(folder: Path) -> dict[str, StatesDataset]:
     """The datasets of a folder by name: its subfolders, or itself under the name of none.
 
@@ -66,8 +77,8 @@ def splits(folder: Path) -> dict[str, StatesDataset]:
         raise HarnessError(
             "no hidden states", where=folder, rule="a data set folder, or one with train/, dev/",
             got=", ".join(sorted(path.name for path in folder.glob("*"))[:5]) or "nothing",
-            fix="correct the path, or run the extract stage; of another program's folder, link a "
-            "few dozen files into a folder of their own and eagle3 import that",
+            fix="correct the path, or run the extract stage; eagle3 import writes another "
+            "program's states so",
         )  # fmt: skip
     return {name: StatesDataset.open(path) for name, path in found.items()}
 
@@ -117,11 +128,10 @@ def check_splits(
         HarnessError: states that are not what they are said to be, with every fault in words; or
             states of another verifier.
     """
-    return {
-        name: _check(dataset, head, settings, engine)
-        for name, dataset in splits(folder).items()
-        if names is None or name in names
-    }
+    chosen = {n: found for n, found in splits(folder).items() if names is None or n in names}
+    for dataset in chosen.values():
+        dataset.check(head.config)
+    return {name: check_states(found, head, settings, engine) for name, found in chosen.items()}
 
 
 def words(result: Mapping[str, Any], made_by: str) -> str:
@@ -145,13 +155,10 @@ def words(result: Mapping[str, Any], made_by: str) -> str:
     return said
 
 
-def _check(
-    dataset: StatesDataset,
-    head: VerifierHead,
-    settings: ParitySettings,
-    engine: StatesEngine | None,
+def check_states(
+    dataset: Stored, head: VerifierHead, settings: ParitySettings, engine: StatesEngine | None
 ) -> dict[str, Any]:
-    dataset.check(head.config)
+    """One split of `check_splits`, of states that are known to be this verifier's."""
     documents = [dataset[i] for i in spread(len(dataset), settings.documents)]
     meta = dataset.meta
     declared = Declared(
@@ -224,11 +231,11 @@ def plain(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def mismatch(
-    dataset: StatesDataset, faults: list[str], engine: StatesEngine | None
-) -> HarnessError:
+def mismatch(dataset: Stored, faults: list[str], engine: StatesEngine | None) -> HarnessError:
     """The error that stops the pipeline."""
     meta = dataset.meta
+    own = (dataset.folder / "meta.json").is_file()
+    said = "correct meta.json" if own else "correct --aux-layers or --final-hidden"
     against = "" if engine is None else f", against {engine.identity.engine}"
     return HarnessError(
         "hidden states are not what they are declared to be",
@@ -236,7 +243,7 @@ def mismatch(
         rule=f"aux layers {', '.join(map(str, meta.aux_layers))} in this order, final "
         f"{meta.final_hidden.replace('_', '-')}, row t at token t",
         got="\n       ".join(faults),
-        fix="extract again, or correct meta.json where it alone is wrong; then serve what is "
+        fix=f"extract again, or {said} where it alone is wrong; then serve what is "
         "declared: a drafter served with other states than it learnt accepts next to nothing",
     )
 

@@ -2,8 +2,8 @@
 
 A wrong belief here trains against wrong targets without any error. So nothing is assumed. Whether
 the final state went through the last norm is told by its values (`eagle3.last_norm`); what the loss
-mask is aligned to, by where the chat template's opening of an answer stands. Which layers the aux
-states come from has to be said.
+mask is aligned to, by where the chat template's opening of an answer stands
+(`eagle3.mask_alignment`). Which layers the aux states come from has to be said.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from eagle3.errors import HarnessError
 from eagle3.formats.foreign_samples import RawSample, refuse_not_finite
 from eagle3.formats.foreign_states import ForeignFolder
 from eagle3.last_norm import NormState, find_norm
+from eagle3.mask_alignment import Alignment, find_alignment
 from eagle3.settings import Settings
 from eagle3.verifier_head import VerifierHead
 
 log = logging.getLogger(__name__)
 
-Alignment = Literal["token", "prediction"]
 PROBED_SAMPLES = 32
-CLEAR_SHARE = 0.9
 
 
 class Conventions(Settings):
@@ -78,7 +77,9 @@ def settle(
     samples = [folder.read(index * stride) for index in range(count)]
     for index, sample in enumerate(samples):
         refuse_not_finite(sample, folder.paths[index * stride])
-    alignment = find_alignment(samples, said.mask_alignment, opening, folder, why_not)
+    alignment = find_alignment(
+        samples, said.mask_alignment, opening, head.config.eos_token_ids, folder, why_not
+    )
     masks = [token_mask(sample.loss_mask, alignment) for sample in samples]
     norm = find_norm(samples, masks, head, said.final_hidden, folder)
     return Settled(layers, norm, alignment, said.padding_rows)
@@ -124,49 +125,3 @@ def token_mask(stored: Tensor, alignment: Alignment) -> Tensor:
     if alignment == "token":
         return mask
     return torch.cat([torch.zeros_like(mask[:1]), mask[:-1]])
-
-
-def find_alignment(
-    samples: Sequence[RawSample],
-    said: Alignment | None,
-    opening: Sequence[int] | None,
-    folder: ForeignFolder,
-    why_not: str = "",
-) -> Alignment:
-    """What masks are aligned to: an answer starts right after the template's opening of it."""
-    votes = {"token": 0, "prediction": 0}
-    seen = 0
-    if opening:
-        for sample in samples:
-            mask, ids = sample.loss_mask.bool(), sample.token_ids.tolist()
-            starts = (mask & ~torch.cat([torch.zeros_like(mask[:1]), mask[:-1]])).nonzero()[:, 0]
-            for start in starts.tolist():
-                seen += 1
-                for name, end in (("token", start), ("prediction", start + 1)):
-                    votes[name] += ids[max(0, end - len(opening)) : end] == list(opening)
-    shares = {name: count / max(seen, 1) for name, count in votes.items()}
-    evidence = f"{votes['token']} of {seen} runs start after the opening of an answer, "
-    evidence += f"{votes['prediction']} on its last token"
-    if said is not None:
-        other: Alignment = "prediction" if said == "token" else "token"
-        if shares[other] >= CLEAR_SHARE:
-            raise HarnessError(
-                "the data deny what was said of the loss mask", where=folder.folder,
-                rule=f"--mask-alignment {other}: {evidence}", got=said,
-                fix="leave --mask-alignment out: the data tell",
-            )  # fmt: skip
-        log.info("loss mask: aligned to the %s, as said", said)
-        return said
-    for name in ("token", "prediction"):
-        if shares[name] >= CLEAR_SHARE:
-            log.info("loss mask: aligned to the %s (%s)", name, evidence)
-            return "token" if name == "token" else "prediction"
-    absent = "the verifier's tokenizer is not at hand"
-    why = evidence if opening else f"{absent}: {why_not}" if why_not else absent
-    raise HarnessError(
-        "what the loss mask is aligned to cannot be told from the data",
-        where=folder.folder,
-        rule="token (it marks answer tokens) or prediction (the rows that predict one)",
-        got=why,
-        fix="--mask-alignment token or --mask-alignment prediction",
-    )

@@ -10,6 +10,7 @@ Shape suffixes: T tokens of a document, n aux layers, H hidden size, V vocabular
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,6 +116,11 @@ class ForeignStates(Sequence[Document]):
                 fix="extract the sample again, or remove its file",
             )  # fmt: skip
         return start, end - start
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._folder.folder
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids i32[T] and mask u8[T] of a document, without its states."""

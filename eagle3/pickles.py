@@ -1,10 +1,13 @@
 """Tensors out of files that `torch.save` wrote, without running anything that is in them.
 
-Only tensors and plain containers are let through, and tensor data is mapped, not read.
+Only tensors and plain containers are let through, and tensor data is mapped, not read; but of a
+file in gzip (`.gz`), which cannot be mapped: it is unpacked into memory whole.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import pickle
 import re
 from pathlib import Path
@@ -38,7 +41,8 @@ def load_pickled(path: Path) -> dict[str, Any]:
         raise HarnessError(
             "a file of tensors cannot be opened",
             where=path,
-            rule="a whole file as torch.save writes it",
+            rule="a whole file as torch.save writes it"
+            + (", in gzip" if path.suffix == ".gz" else ""),
             got=f"{type(error).__name__}: {said}{size}" if said else type(error).__name__ + size,
             fix="write or copy it again, or remove it",
         ) from None
@@ -77,6 +81,11 @@ class PickledTensors:
 
 
 def _load(path: Path) -> Any:
+    if path.suffix == ".gz":
+        with gzip.open(path) as file:
+            # Whole, at once: torch jumps about in it, and each jump back would unpack it anew.
+            unpacked = io.BytesIO(file.read())
+        return torch.load(unpacked, map_location="cpu", weights_only=True)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:

@@ -33,14 +33,54 @@ SCALES = (
 )
 QUANTISED = ("quantization_config", "compression_config")
 VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+# All that is read of a language model's part: two parts that differ in any of it are two verifiers.
+READ = (
+    *SIZES,
+    *SCALES,
+    *QUANTISED,
+    *("model_type", "num_key_value_heads", "head_dim", "v_head_dim", "kv_lora_rank"),
+    *("hidden_act", "hidden_activation", "rope_parameters", "rope_scaling", "rope_theta"),
+    *("bos_token_id", "eos_token_id", "final_logit_softcapping", "tie_word_embeddings"),
+)
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's own part, however deep it lies."""
+def text_config(
+    config: Mapping[str, Any], *, where: object = "the verifier's config.json"
+) -> Mapping[str, Any]:
+    """The language model's own part, however deep it lies.
+
+    Several such parts stand for one verifier if they agree in what is read; one without a size of
+    a decoder is passed over beside one that has some.
+
+    Raises:
+        HarnessError: several parts differ, and nothing says which is the language model's.
+    """
+    parts = _text_parts(config, "")
+    sized = {name: part for name, part in parts.items() if any(map(part.get, SIZES))} or parts
+    first, *others = sized.values()
+    apart = [key for key in READ if any(other.get(key) != first.get(key) for other in others)]
+    if apart:
+        shown = apart[:6]
+        raise HarnessError(
+            "a verifier's configuration has more than one part for the language model",
+            where=where,
+            rule=f"one part, or parts that agree in {', '.join(apart)}",
+            got="; ".join(
+                f"{name}: {', '.join(f'{key} {part.get(key)!r}' for key in shown)}"
+                for name, part in sized.items()
+            ),
+            fix="take the part that is not the language model's out of a copy of config.json",
+        )
+    return first
+
+
+def _text_parts(config: Mapping[str, Any], path: str) -> dict[str, Mapping[str, Any]]:
+    """The innermost parts by where they stand, as `thinker_config.text_config`."""
+    parts: dict[str, Mapping[str, Any]] = {}
     for name in NESTED:
         if isinstance(config.get(name), Mapping):
-            return text_config(config[name])
-    return config
+            parts |= _text_parts(config[name], f"{path}.{name}" if path else name)
+    return parts or {path: config}
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,9 +109,10 @@ def flat_config(
     """config.json and generation_config.json as the fields of `HeadConfig`, all but `verifier`.
 
     Raises:
-        HarnessError: a size is missing or no whole number.
+        HarnessError: a size is missing or no whole number, or two parts of the configuration could
+            be the language model's.
     """
-    text = _complete(text_config(config))
+    text = _complete(text_config(config, where=where))
     sizes = {name: _size(text, name, where) for name in SIZES}
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     # Latent attention (DeepSeek): the size that a plain attention of the same shape would have.

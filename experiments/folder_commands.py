@@ -17,11 +17,16 @@ AuxLayers = Annotated[
 ]
 FinalHidden = Annotated[
     str | None,
-    typer.Option(help="Final states: pre_norm or post_norm. Absent: found from the data."),
+    typer.Option(
+        help="Final states: pre_norm or post_norm. Absent: told by the length of their rows, which "
+        "is the last norm's after it; the log shows the next-token loss of both readings."
+    ),
 ]
 MaskAlignment = Annotated[
     str | None,
-    typer.Option(help="Loss mask: token or prediction. Absent: found from the data."),
+    typer.Option(
+        help="Loss mask: token or prediction. Absent: told by where the template opens answers."
+    ),
 ]
 PaddingRows = Annotated[
     str,
@@ -123,7 +128,11 @@ def train(
 
 def parity(
     data_dir: Annotated[
-        Path, typer.Option(help="Hidden states: a data set folder, or one with train/ and dev/.")
+        Path,
+        typer.Option(
+            help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
+            "speculators or SpecForge, read in place."
+        ),
     ],
     verifier_path: Annotated[
         str, typer.Option(help="The verifier: a Hugging Face folder or hub id, or a head file.")
@@ -141,8 +150,13 @@ def parity(
         str, typer.Option(help="In which the engine computes: bfloat16, float32.")
     ] = "bfloat16",
     device: Annotated[str, typer.Option(help="Where the engine computes.")] = "cpu",
+    aux_layers: AuxLayers = None,
+    final_hidden: FinalHidden = None,
+    mask_alignment: MaskAlignment = None,
+    padding_rows: PaddingRows = "refuse",
 ) -> None:
     """Check that stored hidden states are what serving will see. By value; names what differs."""
+    from experiments.conventions_flags import conventions
     from experiments.parity_command import run
 
     run(
@@ -153,6 +167,7 @@ def parity(
         max_tokens=max_tokens,
         dtype=dtype,
         device=device,
+        conventions=conventions(aux_layers, final_hidden, mask_alignment, padding_rows),
     )
 
 

@@ -91,10 +91,14 @@ def run(
                 sets = dict(splits(data_dir))
             else:
                 head = head_of(verifier_path, work)
-                sets = {"": open_foreign_states(folder, verifier_path, head, conventions, runs)}
+                states = open_foreign_states(
+                    folder, verifier_path, head, conventions,
+                    device=runs.device, trust=runs.trust_remote_code,
+                )  # fmt: skip
+                sets = {"": states}
             stop_on_signals()
-            for name, states, chosen in _parts(sets, val_ratio):
-                _write(states, chosen, work / "states" / name, name, codec)
+            for name, one, chosen in _parts(sets, val_ratio):
+                _write(one, chosen, work / "states" / name, name, codec)
             publish(work / "states", output_dir.resolve())
         finally:
             (work / "head.safetensors").unlink(missing_ok=True)

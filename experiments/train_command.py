@@ -148,7 +148,10 @@ def run(
         if init is not None and folder is not None:
             check_drafter(init, head, conventions.aux_layers, drafter_aux_layers)
         if folder is not None:
-            states = open_foreign_states(folder, verifier_path, head, conventions, runs)
+            states = open_foreign_states(
+                folder, verifier_path, head, conventions,
+                device=runs.device, trust=runs.trust_remote_code,
+            )  # fmt: skip
         else:
             states = StatesDataset.open(training_folder(data_dir))
             if init is not None:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FOREIGN = (
     "data_*.pt (speculators v1), hs_*.safetensors beside an arrow data set (later speculators), or "
-    "rows_*/data_*.ckpt (SpecForge)"
+    "rows_*/data_*.ckpt or .ckpt.gz (SpecForge)"
 )
 OWN = "meta.json and shard-*.safetensors (the pipeline's own, also in train/ and dev/)"
 

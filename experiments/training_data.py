@@ -20,6 +20,7 @@ from eagle3.errors import HarnessError
 from eagle3.foreign import ForeignStates
 from eagle3.formats.foreign_states import ForeignFolder, open_foreign
 from eagle3.formats.vocab_arrays import read_arrays
+from eagle3.reference import spread
 from eagle3.seeding import seed_of
 from eagle3.verifier import HeadConfig, VerifierSpec
 from eagle3.verifier_head import VerifierHead
@@ -28,7 +29,6 @@ from eagle3.vocab import DraftVocabulary, VocabSettings, build_vocabulary, read_
 from eagle3.workspace import digest, digest_file
 from experiments.training_checks import FOREIGN, OWN, unknown_states
 from stages.params import read_section
-from stages.runner import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +63,21 @@ def check_states(data_dir: Path, verifier: HeadConfig, said: Conventions) -> For
         if not (training_folder(data_dir) / "index.jsonl").is_file():
             raise unknown_states(data_dir, f"{OWN}, {FOREIGN}")
         StatesDataset.open(training_folder(data_dir)).check(verifier)
-        if said != Conventions():
-            raise HarnessError(
-                "these hidden states say themselves what they are",
-                where=data_dir, rule="no --aux-layers, --final-hidden, --mask-alignment, "
-                "--padding-rows for the pipeline's own states", got=said.model_dump(),
-                fix="leave them out",
-            )  # fmt: skip
+        refuse_conventions(data_dir, said)
         return None
     log.info("%s: %d samples of %s, read in place", data_dir, len(folder.paths), folder.kind)
     return folder
+
+
+def refuse_conventions(data_dir: Path, said: Conventions) -> None:
+    """Raises for flags that say of our own shards what they say themselves."""
+    if said != Conventions():
+        raise HarnessError(
+            "these hidden states say themselves what they are",
+            where=data_dir, rule="no --aux-layers, --final-hidden, --mask-alignment, "
+            "--padding-rows for the pipeline's own states", got=said.model_dump(),
+            fix="leave them out",
+        )  # fmt: skip
 
 
 def open_foreign_states(
@@ -80,20 +85,30 @@ def open_foreign_states(
     verifier_path: str,
     head: VerifierHead,
     said: Conventions,
-    run: RunSettings,
+    *,
+    device: str,
+    trust: bool,
+    most: int | None = None,
 ) -> ForeignStates:
-    """Another program's folder with its conventions settled."""
-    opening, why_not = answer_opening(verifier_path, run)
+    """Another program's folder with its conventions settled.
+
+    Args:
+        trust: whether the verifier's own code may run, to read its chat template.
+        most: samples to open, evenly out of all; None: all of them.
+    """
+    opening, why_not = answer_opening(verifier_path, trust=trust)
     settled = settle(folder, head, said, opening, why_not)
-    return ForeignStates(folder, head, settled, device=run.device)
+    if most is not None:
+        folder = folder.only(spread(len(folder.paths), most))
+    return ForeignStates(folder, head, settled, device=device)
 
 
-def answer_opening(verifier_path: str, run: RunSettings) -> tuple[list[int] | None, str]:
+def answer_opening(verifier_path: str, *, trust: bool) -> tuple[list[int] | None, str]:
     """Token ids with which the verifier's chat template opens an answer, or None and why not."""
     if Path(verifier_path).is_file():
         return None, "--verifier-path is a head file, which has no tokenizer"
     try:
-        spec = VerifierSpec.open(verifier_path, trust_remote_code=run.trust_remote_code)
+        spec = VerifierSpec.open(verifier_path, trust_remote_code=trust)
         return generation_opening(load_tokenizer(spec)), ""
     except HarnessError as error:
         log.info("no chat template to check the loss mask by: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,8 +119,8 @@ def write_arrow(folder: Path, samples: Sequence[Made]) -> Path:
     return folder
 
 
-def write_specforge(folder: Path, samples: Sequence[Made]) -> Path:
-    """As SpecForge's prepare_hidden_states does."""
+def write_specforge(folder: Path, samples: Sequence[Made], *, compress_from: int = COUNT) -> Path:
+    """As SpecForge's prepare_hidden_states does; from a sample on as with its --compress."""
     for index, sample in enumerate(samples):
         rows = folder / f"rows_{index // 5 * 5}-{index // 5 * 5 + 5}"
         rows.mkdir(parents=True, exist_ok=True)
@@ -129,5 +130,9 @@ def write_specforge(folder: Path, samples: Sequence[Made]) -> Path:
             "hidden_state": sample.post[None],
             "aux_hidden_state": torch.cat(sample.aux, -1)[None],
         }
-        torch.save(data, rows / f"data_{index}.ckpt")
+        if index < compress_from:
+            torch.save(data, rows / f"data_{index}.ckpt")
+        else:
+            with gzip.open(rows / f"data_{index}.ckpt.gz", "wb", compresslevel=1) as file:
+                torch.save(data, file)
     return folder

@@ -215,6 +215,72 @@ def test_templates_that_are_refused(tokenizer: Any) -> None:
     assert "'because'" in str(caught.value)
 
 
+# ChatML whose content goes through a filter, as {{ FILTER }}.
+FILTERED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{{ FILTER }}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("filter", "at", "rule", "got"),
+    [
+        ("m['content'] | lower", 0, "Two  lines:", " two  lines:"),
+        ("m['content'].split() | join(' ')", 4, " lines:\\n\\n  one\\n", "lines: one"),
+        ("m['content'] | replace('\\n\\n', '\\n')", 12, "\\n  one", "  one"),
+        ("m['content'] | escape", 20, " two", "amp; two"),
+        ("m['content'][:13]", 12, "\\n  one", "<|im_end|>"),
+        ("'' if m['role'] == 'assistant' else m['content']", 0, "Two  lines:", "<|im_end|>"),
+    ],
+)
+def test_a_template_that_alters_an_answer(
+    tokenizer: Any, filter: str, at: int, rule: str, got: str
+) -> None:
+    tokenizer.chat_template = FILTERED.replace("FILTER", filter)
+    turns = _turns("one?", " Two  lines:\n\n  one\n& two \n")
+    with pytest.raises(HarnessError, match="alters the text of an answer") as caught:
+        encode_conversation(tokenizer, turns, [2], where="prompt 5")
+    text = str(caught.value)
+    assert f"prompt 5, message 1, character {at} of its text" in text
+    assert f"goes on with '{rule}" in text and f"got: '{got}" in text and "keep_given" in text
+
+
+def test_an_end_of_generation_within_an_answer(tokenizer: Any) -> None:
+    """The rest of it would lie behind the end, unsupervised."""
+    with pytest.raises(HarnessError, match=r"alters[\s\S]*goes on with ' And more.'"):
+        encode_conversation(tokenizer, _turns("One?", "Yes.<|im_end|> And more."), [2])
+    # Data that writes the end out has it twice; one belongs to the answer.
+    (sample,) = encode_conversation(tokenizer, _turns("One?", "Yes.<|im_end|>"), [2])
+    assert answers(tokenizer, sample) == ["Yes.<|im_end|>"]
+
+
+def test_templates_that_trim_are_taken_as_they_render(tokenizer: Any) -> None:
+    """As Llama 3's and Gemma's do, in the answer and again when it is context."""
+    tokenizer.chat_template = FILTERED.replace("FILTER", "m['content'] | trim")
+    messages = _turns("One?", "\n Two  words.\n", "Two?", "No. ")
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, sample) == ["Two  words.<|im_end|>", "No.<|im_end|>"]
+    served(tokenizer, messages, sample)
+
+
+def test_thoughts_within_the_text_may_move(tokenizer: Any) -> None:
+    """Qwen3 takes a thought out of the content and sets it in lines of its own."""
+    tokenizer.add_tokens(list(MARKUP), special_tokens=True)
+    apart = (
+        "{{ '<think>\\n' + m['content'].split('</think>')[0].split('<think>')[-1].strip('\\n') }}"
+        "{{ '\\n</think>\\n\\n' + m['content'].split('</think>')[-1].lstrip('\\n') }}"
+    )
+    template = FILTERED.replace("{{ FILTER }}", apart)
+    tokenizer.chat_template = template
+    messages = _turns("One?", "<think>hmm</think>Yes,  one.")
+    (sample,) = encode_conversation(tokenizer, messages, [2])
+    assert answers(tokenizer, sample) == ["<think>\nhmm\n</think>\n\nYes,  one.<|im_end|>"]
+    tokenizer.chat_template = template.replace("lstrip('\\n')", "lstrip('\\n') | lower")
+    with pytest.raises(HarnessError, match=r"alters[\s\S]*goes on with 'Yes,  one.'"):
+        encode_conversation(tokenizer, messages, [2])
+
+
 @pytest.mark.parametrize(
     ("template", "got"),
     [

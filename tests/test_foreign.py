@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,14 @@ def test_the_norm_state_is_found_from_the_data(
     caplog.set_level(logging.INFO)
     path = write_v1(tmp_path / "data", world.samples, final=final)
     assert states(world, path).meta.final_hidden == f"{final}_norm"
-    assert any(f"final states: {final}_norm, found from the data" in m for m in caplog.messages)
+    share = {"pre": "0%", "post": "100%"}[final]
+    (line,) = [m for m in caplog.messages if m.startswith("final states: ")]
+    assert re.fullmatch(
+        rf"final states: {final}_norm, found from the data \({share} of \d+ rows have the length "
+        r"that the norm gives; next-token loss \d+\.\d{3} nats read as pre_norm, "
+        r"\d+\.\d{3} as post_norm\)",
+        line,
+    )
     other: Any = "post_norm" if final == "pre" else "pre_norm"
     said = Conventions(aux_layers=LAYERS, final_hidden=other)
     with pytest.raises(HarnessError, match=rf"deny[\s\S]*--final-hidden {final}_norm: "):
@@ -151,6 +159,53 @@ def test_what_the_mask_is_aligned_to_is_found(world: World, tmp_path: Path, mask
     said = Conventions(aux_layers=LAYERS, mask_alignment=other)
     with pytest.raises(HarnessError, match=rf"deny[\s\S]*--mask-alignment {mask}: "):
         states(world, path, said)
+
+
+@pytest.mark.parametrize(("late", "said"), [(1, "token"), (-2, "token"), (1, "prediction")])
+def test_a_mask_that_slipped_is_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, late: int, said: Any
+) -> None:
+    """No reading puts answers where they begin: asked about, and once said, told in numbers."""
+    ends = world.head.config.eos_token_ids
+    slipped = []
+    for made in world.samples:
+        ids, last = made.ids.clone(), int(made.mask.nonzero()[-1, 0])
+        ids[last - 2] = ends[0]  # answers of a tiny model never end of themselves
+        mask = made.mask.clone()
+        mask[last - 1 :] = 0
+        slipped.append(dataclasses.replace(made, ids=ids, mask=mask.roll(late)))
+    folder = opened(write_v1(tmp_path / "data", slipped))
+    off = {"token": late, "prediction": late + 1}
+    words = {
+        name: f"8 of 8 runs start {abs(by)} {'late' if by > 0 else 'early'} and 8 of 8 runs end "
+        f"{abs(by)} {'late' if by > 0 else 'early'}"
+        for name, by in off.items()
+    }
+    with pytest.raises(HarnessError, match=rf"aligned to[\s\S]*0 of 8[\s\S]*{words['token']}"):
+        settle(folder, world.head, SAID, world.opening)
+    conventions = SAID.model_copy(update={"mask_alignment": said})
+    assert settle(folder, world.head, conventions, world.opening).mask_alignment == said
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    other = "prediction" if said == "token" else "token"
+    assert (
+        f"aligned to the {said}, as said, {words[said]}; to the {other}, {words[other]}." in warning
+    )
+
+
+def test_masks_in_use_are_not_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With or without the end of an answer, by token or prediction, or of another template."""
+    for name, mask in (("whole", "token"), ("predicting", "prediction")):
+        shorter = [dataclasses.replace(s, mask=s.mask.roll(-1) * s.mask) for s in world.samples]
+        for kind, samples in (("", world.samples), ("-short", shorter)):
+            folder = opened(write_v1(tmp_path / f"{name}{kind}", samples, mask=mask))
+            for said in (None, mask):
+                conventions = Conventions(aux_layers=LAYERS, mask_alignment=said)  # type: ignore[arg-type]
+                settle(folder, world.head, conventions, world.opening)
+    conventions = Conventions(aux_layers=LAYERS, mask_alignment="prediction")
+    settle(folder, world.head, conventions, [7, 8, 9])
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == []
 
 
 def test_what_nobody_can_tell_is_asked_for(world: World, tmp_path: Path) -> None:
@@ -318,6 +373,30 @@ def test_a_torn_file_is_named_and_an_old_one_is_read(world: World, tmp_path: Pat
     torch.save([1], file)
     with pytest.raises(HarnessError, match=r"a dictionary by name[\s\S]*got: list"):
         opened(path).read(1)
+
+
+def test_files_in_gzip_are_read_beside_others(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A SpecForge run that was killed and taken up again with --compress."""
+    caplog.set_level(logging.INFO)
+    path = write_specforge(tmp_path / "data", world.samples, compress_from=3)
+    folder = opened(path)
+    assert folder.names == [f"data_{i}" for i in range(8)]
+    assert any("5 of 8 files are in gzip" in message for message in caplog.messages)
+    for index, made in enumerate(world.samples):
+        sample = folder.read(index)
+        assert torch.equal(sample.final, made.post) and torch.equal(sample.token_ids, made.ids)
+        assert all(torch.equal(a, b) for a, b in zip(sample.aux, made.aux, strict=True))
+    file = path / "rows_0-5" / "data_3.ckpt.gz"
+    whole = file.read_bytes()
+    for torn in (whole[:-3000], whole[:5], b"no gzip"):
+        file.write_bytes(torn)
+        with pytest.raises(HarnessError, match=r"cannot be opened[\s\S]*data_3.ckpt.gz[\s\S]*gzip"):
+            folder.read(3)
+    (path / "rows_0-5" / "data_1.ckpt.gz").write_bytes(whole)
+    with pytest.raises(HarnessError, match=r"one number[\s\S]*data_1.ckpt and [\s\S]*1.ckpt.gz"):
+        opened(path)
 
 
 def test_padding_rows_are_refused_or_dropped(world: World, tmp_path: Path) -> None:

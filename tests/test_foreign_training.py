@@ -18,7 +18,7 @@ from eagle3.errors import HarnessError
 from experiments import import_command, train_command
 from experiments.conventions_flags import conventions, layers
 from stages.params import dump_yaml, read_yaml
-from tests.foreign_data import LAYERS, make_samples, write_specforge, write_v1
+from tests.foreign_data import LAYERS, make_samples, write_arrow, write_specforge, write_v1
 
 SAID = Conventions(aux_layers=LAYERS)
 
@@ -115,6 +115,25 @@ def test_pre_and_post_norm_states_train_alike(project: Path) -> None:
     first, second = train("v1", "a", noise_std=None), train("specforge", "b", noise_std=None)
     for name, weight in first.items():
         torch.testing.assert_close(second[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def test_every_folder_trains_in_place_as_its_import(project: Path) -> None:
+    """Later speculators' folders to the bit, and SpecForge's in gzip as those that are not."""
+    samples = make_samples(Path("again"))
+    write_arrow(Path("arrow"), samples)
+    write_specforge(Path("packed"), samples, compress_from=3)
+    in_place = train("arrow", "a")
+    import_command.run(
+        verifier_path="verifier", data_dir=Path("arrow"), output_dir=Path("shards"), val_ratio=0.3,
+        conventions=SAID,
+    )  # fmt: skip
+    imported = train("shards", "b", conventions=Conventions())
+    plain, packed = train("specforge", "c"), train("packed", "d")
+    for one, other in ((in_place, imported), (plain, packed)):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    taus = [json.loads((Path(o) / "provenance.json").read_text())["best_dev_tau"] for o in "abcd"]
+    assert taus[0] == taus[1] >= 1.0 and taus[2] == taus[3] >= 1.0
 
 
 def test_what_is_refused(project: Path) -> None:

@@ -16,6 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.errors import HarnessError
 from eagle3.verifier import VerifierSpec
+from eagle3.verifier_config import (
+    NESTED,
+    READ,
+    flat_config,
+    has_latent_attention,
+    is_tied,
+    quantisation,
+)
 from eagle3.verifier_files import link_verifier
 from eagle3.verifier_head import read_head, write_head
 from eagle3.verifier_model import decoder_of, load_model, load_tokenizer
@@ -56,6 +64,59 @@ def test_nested_configuration_reads_like_the_flat_one(tmp_path: Path) -> None:
     assert flat.head_dim == 4
     assert (flat.rope_theta, flat.rope_scaling, flat.eos_token_ids) == (5e5, None, [2, 3])
     assert (flat.norm_offset, flat.embed_scale, flat.logit_scale) == (0.0, 1.0, 1.0)
+
+
+def test_two_parts_for_the_language_model(tmp_path: Path) -> None:
+    """Which one is served nobody can tell, so neither is read; two that agree are one."""
+
+    def opened(name: str, config: dict[str, Any]) -> VerifierSpec:
+        return VerifierSpec.open(_folder(tmp_path / name, config, x=torch.zeros(1)))
+
+    other = FLAT | {"hidden_size": 16, "eos_token_id": 9}
+    beside = {"model_type": "vision", "text_config": FLAT, "llm_config": other}
+    nested = {"thinker_config": {"llm_config": FLAT, "language_config": other}}
+    apart = {"thinker_config": {"text_config": FLAT}, "llm_config": other}
+    for name, config, flat, differing in (
+        ("beside", beside, "text_config", "llm_config"),
+        ("nested", nested, "thinker_config.llm_config", "thinker_config.language_config"),
+        ("apart", apart, "thinker_config.text_config", "llm_config"),
+    ):
+        with pytest.raises(HarnessError, match="more than one part for the language model") as said:
+            opened(name, config)
+        text = str(said.value)
+        assert f"{tmp_path / name / 'config.json'}\n" in text
+        assert "parts that agree in hidden_size, eos_token_id\n" in text
+        assert f"{flat}: hidden_size 8, eos_token_id [2, 3]" in text
+        assert f"{differing}: hidden_size 16, eos_token_id 9" in text
+
+    # The same values twice; what is not read may differ.
+    agreed = opened("agreed", beside | {"llm_config": FLAT | {"use_cache": False}})
+    # An encoder's settings, or a stub, are no decoder.
+    stub = opened("stub", {"text_config": {"model_type": "bert"}, "llm_config": FLAT})
+    for spec in (agreed, stub):
+        assert (spec.hidden_size, spec.eos_token_ids) == (8, [2, 3])
+
+
+def test_all_that_is_read_of_a_configuration_is_compared() -> None:
+    """`READ` names every key that the flat configuration is made of."""
+    asked: set[str] = set()
+
+    class Noting(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key: str) -> Any:
+            asked.add(key)
+            return super().__getitem__(key)
+
+    text = Noting(FLAT | {"head_dim": 4, "logits_scaling": 2.0, "final_logit_softcapping": 30.0})
+    for latent in ({}, {"kv_lora_rank": 4}):
+        text.update(latent)
+        config = {"text_config": text}
+        flat_config(config, {}, where="here")
+        is_tied(config), quantisation(config), has_latent_attention(config)
+    assert asked - set(NESTED) == set(READ)
 
 
 def test_families_that_scale(tmp_path: Path) -> None:

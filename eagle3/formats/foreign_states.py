@@ -1,8 +1,9 @@
 """Folders of hidden states that other programs wrote, sample by sample, as they stand there.
 
 speculators v1 (`data_{i}.pt`), later speculators (`hs_{i}.safetensors` beside an arrow data set)
-and SpecForge (`rows_*/data_{i}.ckpt`). Knows where each keeps what. What none of them says (which
-layers, before or after the last norm, what the mask is aligned to) is `eagle3.conventions`' matter.
+and SpecForge (`rows_*/data_{i}.ckpt`, with its --compress `.ckpt.gz`: a run that is taken up again
+with or without it leaves both). Knows where each keeps what. What none of them says (which layers,
+before or after the last norm, what the mask is aligned to) is `eagle3.conventions`' matter.
 
 Shape suffixes: T tokens of a sample, H hidden size.
 """
@@ -13,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +51,10 @@ class ForeignFolder:
     def names(self) -> list[str]:
         """A name for each sample, the same wherever the folder lies."""
         return [path.name.split(".")[0] for path in self.paths]
+
+    def only(self, chosen: Sequence[int]) -> ForeignFolder:
+        """The same folder with some of its samples."""
+        return replace(self, paths=[self.paths[index] for index in chosen])
 
     def read(self, index: int) -> RawSample:
         """One sample; tensors are mapped where the format allows it.
@@ -98,7 +103,7 @@ def open_foreign(folder: Path) -> ForeignFolder | None:
     patterns = {
         V1: ("data_*.pt",),
         ARROW: ("hs_*.safetensors", "hidden_states/hs_*.safetensors"),
-        SPECFORGE: ("data_*.ckpt", "rows_*/data_*.ckpt"),
+        SPECFORGE: tuple(f"{at}data_*.ckpt{gz}" for at in ("", "rows_*/") for gz in ("", ".gz")),
     }
     found = {
         kind: sorted((p for glob in globs for p in folder.glob(glob)), key=_number)
@@ -122,6 +127,12 @@ def open_foreign(folder: Path) -> ForeignFolder | None:
                 got=f"{one.relative_to(folder)} and {other.relative_to(folder)}",
                 fix="remove or rename one of them",
             )  # fmt: skip
+    packed = sum(path.suffix == ".gz" for path in found[kind])
+    if packed:
+        log.info(
+            "%s: %d of %d files are in gzip, unpacked at each reading; eagle3 import does it once",
+            folder, packed, len(found[kind]),
+        )  # fmt: skip
     return ForeignFolder(kind, folder, found[kind], _says(folder, kind, len(found[kind])))
 
 
