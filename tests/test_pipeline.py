@@ -161,6 +161,7 @@ def test_what_the_summary_says(project: Project) -> None:
         assert all(1.0 <= tau <= 4.0 for tau in taus.values())
         assert summary["speedup"][arm] > 0
     assert set(summary["compare"]) >= {"arms", "delta", "low", "high", "verdict"}
+    assert summary["compare"]["verdict"] in (*summary["compare"]["arms"], "no difference")
     assert set(summary["greedy_exact"]) >= {"prompts", "equal", "near_ties"}
     assert set(summary["seconds"]) >= {"verifier", "extract", "train@scratch", "evaluate@base"}
     assert str(project.root) not in flat
