@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scaling", type=Path, help="what `eagle3 scaling` found")
     parser.add_argument("--engines", type=Path, help="engines side by side")
     parser.add_argument("--trainers", type=Path, help="the training benchmark")
+    parser.add_argument("--codecs", type=Path, help="the benchmark of how states are stored")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
     parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
@@ -81,6 +82,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         scaling=args.scaling,
         engines=args.engines,
         trainers=args.trainers,
+        codecs=args.codecs,
         lineage=lineage_of(lineage, args.comparison),
     )
     write_atomically(args.out, render(data, settings))

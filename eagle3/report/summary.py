@@ -12,8 +12,8 @@ NO_DIFFERENCE = "no difference"
 def summary(data: ReportData) -> dict[str, Any]:
     """`tau.<arm>.<benchmark>`, `speedup.<arm>`, `greedy_exact`, `compare`, `seconds.<stage>`.
 
-    `compare.verdict` is the arm that accepts more, or `NO_DIFFERENCE`: a sentence would make a table
-    of metrics too wide to read.
+    `compare.verdict` is the arm that accepts more, or `NO_DIFFERENCE`: a sentence would make
+    `dvc metrics diff` too wide to read.
     """
     found: dict[str, Any] = {
         "tau": {
