@@ -35,7 +35,7 @@ def test_what_it_says() -> None:
     assert section is not None and section.id == "codecs"
     for words in (
         "In fp8 states take 50% of the bytes of plain bfloat16",
-        "moves by 2.0% to 2.1% of its length on average, at most 3.1%",
+        "moves by 2.1% of its length on average, by 3.1% at most",
         "ones: -0.013 (95% interval -0.044 to +0.019 over 2 seeds). No difference can be told.",
         "none: bfloat16", "4,622", "2,333", "50%", "1.4125 · 1.4200", "-0.0100 · -0.0150",
         "layer 1", "2.15%", "3.12%", "scratch large recipe", "80,000 training tokens",
