@@ -5,13 +5,15 @@
 # make engines  SGLang and vLLM, each in an environment of its own
 # make bench-train  training beside the package speculators     BENCH="--steps 4": its flags
 # make bench-decode decoding beside transformers' own           BENCH="--count 4": its flags
+# make bench-codec  states in 8 bits beside plain ones          BENCH="--seeds 3": its flags
 #
 # Another build of torch:  make env TORCH_PIP_ARGS="--index-url ..."
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := repro
-.PHONY: repro test check ui env lock engines engine-sglang engine-vllm bench-train bench-decode
+.PHONY: repro test check ui env lock engines engine-sglang engine-vllm bench-train bench-decode \
+	bench-codec
 
 BASE_PYTHON ?= python3.11
 TORCH := torch==2.13.0
@@ -123,6 +125,10 @@ bench-train: $(READY) $(PEER)/.ready
 # After `make repro`, on a machine that does nothing else; two minutes.
 bench-decode: $(READY)
 	@python -m experiments.benchmarks.decoding --out reports/bench_decode.json $(BENCH)
+
+# After `make repro`, on plain states (extract.codec: none).
+bench-codec: $(READY)
+	@python -m experiments.benchmarks.codec --out reports/codecs.json $(BENCH)
 
 # Versions stay as they are unless pyproject.toml asks for others; UPGRADE=1 takes the newest.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --generate-hashes \

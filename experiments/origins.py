@@ -137,9 +137,11 @@ def flat_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def environment_changes(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """What two provenance records say differently of commit, machine and versions."""
+    """What two provenance records say differently of commit, machine, versions and of what was
+    read from outside of the project."""
+    told = (*FROM_COMMIT, *FROM_MACHINE, "outside")
     a, b = (
-        flatten({name: record[name] for name in (*FROM_COMMIT, *FROM_MACHINE) if name in record})
+        flatten({name: record[name] for name in told if name in record})
         for record in (before, after)
     )
     # A record that is older than a field says nothing of it.

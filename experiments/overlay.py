@@ -19,10 +19,10 @@ from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically, write_json
-from experiments.settings_check import check_inputs, check_settings
+from experiments.renewal import repro
+from experiments.settings_check import check_inputs, check_settings, check_sources
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
-from stages.signals import run_child
 from stages.tracking import resolve_store
 
 # The copy's own: written here, or by DVC while it runs there.
@@ -95,6 +95,7 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     merged = overlaid(read_params(root / "params.yaml"), read_yaml(overlay), where=overlay)
     check(merged, f"{overlay} over params.yaml")
     check_inputs(merged, root, f"{overlay} over params.yaml")
+    check_sources(merged, root, f"{overlay} over params.yaml")
     folder = root / ".work" / "overlays" / overlay.stem
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
@@ -129,7 +130,7 @@ def run_overlay(
     environment.pop("DVC_ROOT", None)
     # The copy's own code, whatever the console script was installed from.
     environment.pop("PYTHONPATH", None)
-    return _repro(folder, environment, targets)
+    return _run(folder, environment, targets)
 
 
 def run_default(root: Path) -> int:
@@ -137,12 +138,12 @@ def run_default(root: Path) -> int:
     params = read_params(root / "params.yaml")
     check_settings(params, "params.yaml")
     check_inputs(params, root, "params.yaml")
-    return _repro(root, dict(os.environ))
+    check_sources(params, root, "params.yaml")
+    return _run(root, dict(os.environ))
 
 
-def _repro(folder: Path, environment: dict[str, str], targets: Sequence[str] = ()) -> int:
-    command = [sys.executable, "-m", "dvc", "repro", *targets]
-    code = run_child(command, cwd=folder, env=environment)
+def _run(folder: Path, environment: dict[str, str], targets: Sequence[str] = ()) -> int:
+    code = repro(folder, environment, targets)
     if code == 0 and not targets:
         print(f"\nreport:    {folder / 'report' / 'report.html'}\nMLflow UI: make ui")
     return code

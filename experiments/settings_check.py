@@ -12,7 +12,12 @@ from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings, read_settings
+from stages import outside
+from stages.dvc_files import read_lock
+from stages.fitting import check_fits
 from stages.params import SECTIONS, read_yaml
+
+FILES = (".jsonl", ".gz")  # prompts: what ends so is a file, whether it is there or not
 
 
 def models() -> dict[str, type[Settings]]:
@@ -87,6 +92,54 @@ def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
                     got=arm[key],
                     fix="correct the path",
                 )
+
+
+def check_sources(params: Mapping[str, Any], root: Path, where: str) -> None:
+    """Refuses prompts that are not there, a verifier that is none, and settings that do not fit it.
+
+    What a stage has read already and now lacks is not asked for: its results may be from another
+    machine, and stand.
+
+    Args:
+        root: folder with dvc.lock, from which paths count.
+
+    Raises:
+        HarnessError: names key and path, or key, rule and value.
+    """
+    from eagle3.verifier import VerifierSpec
+
+    for section in outside.KEYS:
+        for key, value in outside.named(section, params.get(section) or {}):
+            if not (root / value).exists() and value in _read_before(root, section):
+                continue
+            if section == "verifier":
+                place = root / value
+                spec = VerifierSpec.open(place if place.is_dir() else value)
+                check_fits(params, spec, where=where)
+            elif not (root / value).is_file() and (key != "source" or _is_file(root, value)):
+                raise HarnessError(
+                    "there are no prompts",
+                    where=f"{where}, {section}.{key}",
+                    rule="a .jsonl file that is there, or the name of a Hugging Face data set"
+                    if key == "source"
+                    else "a file that is there",
+                    got=value,
+                    fix="correct the path",
+                )
+
+
+def _read_before(root: Path, section: str) -> set[str]:
+    """What the section named when its stage last ran."""
+    lock = read_lock(root)
+    values = lock[section].params.get(section) if section in lock else None
+    return {value for _, value in outside.named(section, values or {})}
+
+
+def _is_file(root: Path, value: str) -> bool:
+    """Whether a file is meant and no data set, which is named `name` or `owner/name`."""
+    path = Path(value)
+    hub = value.count("/") <= 1 and not path.is_absolute() and not value.startswith((".", "~"))
+    return path.suffix in FILES or (root / value).exists() or not hub
 
 
 def check_settings(params: Mapping[str, Any], where: str) -> None:

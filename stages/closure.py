@@ -27,6 +27,7 @@ WITHOUT_EFFECT = (
     "stages/dvc_files.py",
     "stages/fitting.py",
     "stages/notes.py",
+    "stages/outside.py",
     "stages/params.py",
     "stages/provenance.py",
     "stages/runner.py",

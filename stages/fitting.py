@@ -12,6 +12,8 @@ from typing import Any
 from eagle3.errors import HarnessError
 from eagle3.verifier import HeadConfig
 
+DEFAULT_LAYERS_NEED = 7  # layers of a verifier, for a low, a middle and a high one that differ
+
 
 def check_fits(params: Mapping[str, Any], verifier: HeadConfig, *, where: str) -> None:
     """Compares draft vocabularies and aux layers with the verifier.
@@ -33,12 +35,22 @@ def check_fits(params: Mapping[str, Any], verifier: HeadConfig, *, where: str) -
                 got=size,
                 fix="a smaller number, or null for all of the verifier's tokens",
             )
-    layers = (params.get("extract") or {}).get("aux_layers") or []
-    if any(isinstance(k, int) and not 0 <= k < verifier.num_hidden_layers for k in layers):
+    extract = params.get("extract") or {}
+    layers = extract.get("aux_layers") or []
+    known = verifier.num_hidden_layers
+    if extract.get("aux_layers", []) is None and known < DEFAULT_LAYERS_NEED:
+        raise HarnessError(
+            "the verifier is too shallow for the default aux layers",
+            where=f"{where}, extract.aux_layers",
+            rule=f"null needs a verifier of {DEFAULT_LAYERS_NEED} layers or more",
+            got=f"null, and {verifier.verifier} with {known} layers",
+            fix=f"name layers from 0 to {known - 1}, in ascending order",
+        )
+    if any(isinstance(k, int) and not 0 <= k < known for k in layers):
         raise HarnessError(
             "the verifier has no such layer",
             where=f"{where}, extract.aux_layers",
-            rule=f"0 to {verifier.num_hidden_layers - 1}, the layers of {verifier.verifier}",
+            rule=f"0 to {known - 1}, the layers of {verifier.verifier}",
             got=layers,
             fix="other layers, or null for a low, a middle and a high one",
         )

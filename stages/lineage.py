@@ -26,7 +26,8 @@ SHORTEST_RUN_ID = 6  # letters
 @dataclass(frozen=True)
 class Step:
     """A stage in a chain. `needs`: by path of what it read, its digest and the stage that made it
-    (None: no stage did). `record`: its provenance, empty where that is lost.
+    (None: no stage did; what comes from outside of the project has a digest of stages/outside.py).
+    `record`: its provenance, empty where that is lost.
 
     `reused`: an input was made again, with the same bytes, after this stage had run, so that DVC
     took this one's results from an earlier run; `runs` are those of that run.
@@ -141,11 +142,12 @@ class Lineage:
             started = records[name].get("started", "")
             later = any(records[maker].get("started", "") > started for maker in makers)
             outs = {p: d for p, d in found[name].outs.items() if not p.startswith(RECORDS)}
+            given = {p: (d, None) for p, d in records[name].get("outside", {}).items()}
             steps.append(
                 Step(
                     name,
                     outs,
-                    needs[name],
+                    {**given, **needs[name]},
                     found[name].params,
                     records[name],
                     bool(started) and later,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from eagle3.report.data import read_data
+from eagle3.report.data import ReportData, read_data
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.summary import summary
 from eagle3.tracking import flatten
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scaling", type=Path, help="what `eagle3 scaling` found")
     parser.add_argument("--engines", type=Path, help="engines side by side")
     parser.add_argument("--trainers", type=Path, help="the training benchmark")
+    parser.add_argument("--codecs", type=Path, help="the benchmark of how states are stored")
     parser.add_argument("--out", type=Path, required=True, help="HTML")
     parser.add_argument("--metrics", type=Path, required=True, help="the summary, JSON")
     parser.add_argument("--plots", type=Path, required=True, help="curves for `dvc plots`, folder")
@@ -81,6 +82,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         scaling=args.scaling,
         engines=args.engines,
         trainers=args.trainers,
+        codecs=args.codecs,
         lineage=lineage_of(lineage, args.comparison),
     )
     write_atomically(args.out, render(data, settings))
@@ -88,14 +90,19 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
     write_json(args.metrics, numbers)
     write_plots(args.plots, data.curves)
     tracker = stage.tracker("report", {"kind": "report"})
-    flat = {name: value for name, value in flatten(numbers).items() if name != "compare.verdict"}
+    flat = flatten(numbers)
     tracker.log_metrics({n: v for n, v in flat.items() if isinstance(v, int | float)}, 0)
-    verdict = numbers.get("compare", {}).get("verdict", "One report of several runs.")
-    tracker.log_tags({notes.TAG: f"{verdict}\n\nThe report is under Artifacts."})
+    tracker.log_tags({notes.TAG: f"{_verdict(data)}\n\nThe report is under Artifacts."})
     tracker.log_artifact(args.out)
     log_table(tracker, args.prompts)
     if lineage is not None:
         register(resolve_store(stage.root), lineage, results(numbers))
+
+
+def _verdict(data: ReportData) -> str:
+    if data.comparison is None:
+        return "One report of several runs."
+    return str(data.comparison["comparison"]["verdict"])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from eagle3.ranks import ALONE
 from eagle3.settings import Settings, SettingsT
 from eagle3.tracking import NullTracker, Tracker, flatten
 from eagle3.workspace import digest, digest_file, work_folder, write_json
-from stages import provenance
+from stages import outside, provenance
 from stages.closure import code_of
 from stages.params import read_section
 from stages.signals import (
@@ -67,6 +67,7 @@ class Stage:
         # What provenance says of code and machine; what differs from the commit goes to every run.
         self.about: dict[str, Any] = {"diff": None}
         self.settings: dict[str, str] = {}  # digest of each section of params.yaml that was read
+        self.outside: dict[str, str] = {}  # digests of what settings name from outside, by path
         self.named: list[object] = []  # values that may be paths of inputs: arguments, settings
         self._work_key: str | None = None
         self.ranks = ALONE  # a stage of several processes sets it; only their leader writes
@@ -80,6 +81,7 @@ class Stage:
         settings = read_section(self.params_path, model, key)
         self.named += flatten(settings.model_dump()).values()
         self.settings[key] = digest(settings.model_dump(mode="json"))
+        self.outside |= outside.digests(self.root, key, settings.model_dump())
         return settings
 
     @cached_property
@@ -243,6 +245,7 @@ def run_stage(
             **about,
             "torch": provenance.torch_build(),
             "inputs": stage.inputs,
+            "outside": stage.outside,
             "settings": stage.settings,
             "code": stage.code,
             "mlflow_runs": runs,

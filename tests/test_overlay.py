@@ -12,7 +12,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
-from experiments.settings_check import check_inputs, check_settings
+from experiments.settings_check import check_inputs, check_settings, check_sources
 from stages.params import read_params
 
 DVC_YAML = """
@@ -124,6 +124,12 @@ def test_the_copy_follows_the_project(project: Path) -> None:
             "arms: {finetune: {init: checkpoints/bass}}",
             ["arms.finetune.init", "got: checkpoints/bass", "checkpoints/<arm>"],
         ),
+        ("prompts: {source: nowhere/mine.jsonl}", ["prompts.source", "got: nowhere/mine.jsonl"]),
+        ("prompts: {source: /nowhere/mine}", ["prompts.source", "or the name of a"]),
+        (
+            "prompts: {test: [{name: mine, path: nowhere}]}",
+            ["prompts.test[0].path", "got: nowhere", "a file that is there"],
+        ),
     ],
 )
 def test_a_mistake_is_named_before_anything_runs(
@@ -140,10 +146,40 @@ def test_a_mistake_is_named_before_anything_runs(
     assert not (tmp_path / ".work").exists()
 
 
+def test_a_verifier_that_does_not_fit_is_named_before_anything_runs(
+    tiny_verifier: Path, tmp_path: Path, project_root: Path
+) -> None:
+    params = read_params(project_root / "params.yaml")
+    params["verifier"] = {"source": str(tiny_verifier)}
+    params["vocab"] = params["sibling_vocab"] = {"size": 128}
+    with pytest.raises(HarnessError, match=r"too shallow[\s\S]*my.yaml, extract.aux_layers"):
+        check_sources(params, tmp_path, "my.yaml")
+    params["extract"] = {"aux_layers": [0, 2, 5]}
+    with pytest.raises(HarnessError, match=r"no such layer[\s\S]*\[0, 2, 5\]"):
+        check_sources(params, tmp_path, "my.yaml")
+    params["extract"] = {"aux_layers": [0, 2, 3]}
+    check_sources(params, tmp_path, "my.yaml")
+    params["verifier"] = {"source": str(tmp_path / "gone")}
+    with pytest.raises(HarnessError, match=r"correct verifier.source"):
+        check_sources(params, tmp_path, "my.yaml")
+
+
+def test_what_was_read_may_be_gone(tmp_path: Path) -> None:
+    """Results that came from another machine stand without what they were made from."""
+    prompts = {"source": "gone.jsonl", "test": [{"name": "a", "path": "gone/too"}]}
+    stage = {"cmd": "python -m stages.prompts", "params": {"params.yaml": {"prompts": prompts}}}
+    (tmp_path / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"prompts": stage}}))
+    check_sources({"prompts": prompts}, tmp_path, "params.yaml")
+    with pytest.raises(HarnessError, match=r"prompts.source[\s\S]*got: other.jsonl"):
+        check_sources({"prompts": {"source": "other.jsonl"}}, tmp_path, "params.yaml")
+    check_sources({"prompts": {"source": "owner/name"}}, tmp_path, "params.yaml")  # a data set
+
+
 def test_the_default_settings_are_right(project_root: Path) -> None:
     params = read_params(project_root / "params.yaml")
     check_settings(params, "params.yaml")
     check_inputs(params, project_root, "params.yaml")
+    check_sources(params, project_root, "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

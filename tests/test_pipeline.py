@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from eagle3.tracking import flatten
-from experiments import verify_command
+from experiments import overlay, verify_command
 from experiments.lineage_command import as_text
 from experiments.origins import SETTINGS, differences
 from experiments.overlay import project_files
@@ -26,6 +26,10 @@ from tests.tiny import make_tiny_verifier
 from tests.warm_python import WarmPython
 
 ARMS = ("base", "scratch", "finetune", "scratch_large")
+FROM_OUTSIDE = {
+    "verifier": {"verifier"},
+    "prompts": {"prompts.jsonl", "mt_bench.jsonl", "human_eval.jsonl"},
+}
 
 
 def tiny_settings(folder: Path) -> dict[str, object]:
@@ -161,6 +165,7 @@ def test_what_the_summary_says(project: Project) -> None:
         assert all(1.0 <= tau <= 4.0 for tau in taus.values())
         assert summary["speedup"][arm] > 0
     assert set(summary["compare"]) >= {"arms", "delta", "low", "high", "verdict"}
+    assert summary["compare"]["verdict"] in (*summary["compare"]["arms"], "no difference")
     assert set(summary["greedy_exact"]) >= {"prompts", "equal", "near_ties"}
     assert set(summary["seconds"]) >= {"verifier", "extract", "train@scratch", "evaluate@base"}
     assert str(project.root) not in flat
@@ -221,7 +226,8 @@ def test_lineage_of_a_metric(project: Project) -> None:
     assert {"train@finetune", "train@base", "extract", "prompts", "sibling"} <= by_name.keys()
     assert not any(step.reused for step in steps)
     for step in steps:
-        assert all(maker is not None for _, maker in step.needs.values()), step.stage
+        given = {Path(path).name for path, (_, maker) in step.needs.items() if maker is None}
+        assert given == FROM_OUTSIDE.get(step.stage, set()), step.stage
         assert len(step.runs) == (step.stage.split("@")[0] in ("train", "evaluate")), step.stage
     run = by_name["train@finetune"].runs[0]
     assert lineage.find(run).entry.name == "train@finetune"
@@ -229,6 +235,26 @@ def test_lineage_of_a_metric(project: Project) -> None:
     text = as_text(asked, lineage.chain(asked.entry))
     rate = read_params(project.root / "params.yaml")["train"]["lr"]
     assert f"\n  setting train.lr: {rate}\n" in text
+
+
+def test_prompts_that_change_behind_their_path(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`eagle3 repro` runs their stage again; here it makes the same of them, so all else stands."""
+    monkeypatch.setenv("PATH", project.environment["PATH"])
+    source = project.root.parent / "prompts.jsonl"
+    before = source.read_text()
+
+    def run() -> set[str]:
+        assert overlay.run_default(project.root) == 0
+        return set(re.findall(r"Running stage '([^']+)'", capfd.readouterr().out))
+
+    assert run() == set()
+    source.write_text(before + before.splitlines()[0] + "\n")  # one of them again
+    assert run() == {"prompts", "report"}  # which shows the new record
+    assert run() == set() and project.repro() == set()
+    source.write_text(before)
+    assert run() >= {"prompts"}
 
 
 def test_an_arms_learning_rate_reruns_that_arm(project: Project) -> None:

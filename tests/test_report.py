@@ -193,6 +193,10 @@ def test_summary(data: ReportData) -> None:
     assert found["greedy_exact"] == {"prompts": 64, "equal": 63, "near_ties": 1}
     assert found["compare"]["arms"] == ["scratch", "finetune"]
     assert set(found["compare"]) == {"arms", "delta", "low", "high", "verdict"}
+    assert found["compare"]["verdict"] == "finetune"
+    changed = json.loads(json.dumps(data.comparison))
+    changed["comparison"]["winner"] = None
+    assert summary(ReportData(comparison=changed))["compare"]["verdict"] == "no difference"
     assert found["seconds"]["train@scratch"] == 240.0
     assert "report" not in found["seconds"]
 

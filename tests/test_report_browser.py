@@ -19,6 +19,7 @@ from eagle3.report.page import ReportSettings, render
 from tests.chromium import chromium, needs_chromium
 from tests.made_up import write_made_up
 from tests.test_report import CHAIN
+from tests.test_report_codecs import measured
 from tests.test_report_studies import CALIBRATION, CROSSOVER, STUDY
 from tests.test_report_texts import text
 
@@ -85,6 +86,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         study=STUDY,
         calibration=CALIBRATION,
         crossover=CROSSOVER,
+        codecs=measured(-0.0443, 0.0193),
         texts=dict.fromkeys(data.summaries, long),
     )
     return render(full, ReportSettings())

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from eagle3.errors import HarnessError
 from experiments import lineage_command, origins_text, verify_command
-from experiments.origins import Difference, differences
+from experiments.origins import Difference, differences, environment_changes
 from experiments.rerun import in_order, inputs
 from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
@@ -148,6 +148,12 @@ def test_one_stage_on_recorded_inputs(
     monkeypatch.setenv("NOISE", "0.5")
     code, outs, _ = verified(project, capsys, "metrics/summary.json")
     assert code == 0 and list(outs) == ["metrics/summary.json"]
+
+
+def test_what_was_read_from_outside_is_named() -> None:
+    before, after = ({"commit": "c", "outside": {"/p.jsonl": digest}} for digest in "ab")
+    assert environment_changes(before, after) == {"outside./p.jsonl": ("a", "b")}
+    assert environment_changes({"commit": "c"}, after) == {}  # an older record
 
 
 def test_a_verdict_in_words() -> None:

@@ -31,7 +31,8 @@ class ReportData:
         provenance: by stage.
         study, calibration, crossover: what `eagle3 study`, its `aa` and its `crossover` found.
         scaling: what `eagle3 scaling` found.
-        engines, trainers: what the benchmarks of engines and of training measured.
+        engines, trainers, codecs: what the benchmarks of engines, of training and of how states
+            are stored measured.
         lineage: the stages behind the comparison, each before those that it `needs`, with `stage`,
             `digest`, `runs` and `reused`.
     """
@@ -51,6 +52,7 @@ class ReportData:
     scaling: Mapping[str, Any] | None = None
     engines: Mapping[str, Any] | None = None
     trainers: Mapping[str, Any] | None = None
+    codecs: Mapping[str, Any] | None = None
     lineage: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -110,11 +112,12 @@ def read_data(
     scaling: Path | None = None,
     engines: Path | None = None,
     trainers: Path | None = None,
+    codecs: Path | None = None,
     lineage: Sequence[Mapping[str, Any]] = (),
 ) -> ReportData:
     """Reads what is there; a file's name up to the first dot is its arm, its stem its stage.
 
-    What studies found with another verifier than the summaries' is left out.
+    What studies and codecs came to with another verifier than the summaries' is left out.
     """
     read = {_arm(path): _json(path) for path in _there(summaries)}
     verifiers = {item.get("verifier") for item in read.values()}
@@ -140,6 +143,7 @@ def read_data(
         scaling=found(scaling),
         engines=_some(engines),
         trainers=_some(trainers),
+        codecs=found(codecs),
         lineage=lineage,
     )
 

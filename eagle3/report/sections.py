@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from eagle3.report.acceptance import acceptance
 from eagle3.report.arms import arms
+from eagle3.report.codecs import codecs
 from eagle3.report.contract import contract
 from eagle3.report.crossover import crossover
 from eagle3.report.data_used import data_used
@@ -45,6 +46,7 @@ SECTIONS = (
     served,
     engines,
     trainers,
+    codecs,
     costs,
     lineage,
     origin,

@@ -6,9 +6,15 @@ from typing import Any
 
 from eagle3.report.data import ReportData
 
+NO_DIFFERENCE = "no difference"
+
 
 def summary(data: ReportData) -> dict[str, Any]:
-    """`tau.<arm>.<benchmark>`, `speedup.<arm>`, `greedy_exact`, `compare`, `seconds.<stage>`."""
+    """`tau.<arm>.<benchmark>`, `speedup.<arm>`, `greedy_exact`, `compare`, `seconds.<stage>`.
+
+    `compare.verdict` is the arm that accepts more, or `NO_DIFFERENCE`: a sentence would make
+    `dvc metrics diff` too wide to read.
+    """
     found: dict[str, Any] = {
         "tau": {
             arm: {
@@ -25,7 +31,7 @@ def summary(data: ReportData) -> dict[str, Any]:
         found["compare"] = {
             "arms": compared["arms"],
             **{name: round(compared[name], 4) for name in ("delta", "low", "high")},
-            "verdict": compared["verdict"],
+            "verdict": compared["winner"] or NO_DIFFERENCE,
         }
     found["seconds"] = {
         stage: round(values["seconds"], 1)
