@@ -478,7 +478,7 @@ def test_other_data_or_settings_are_another_study(done: Path, project: Path) -> 
 
 def test_budget_counts_supervised_rows_times_steps() -> None:
     from eagle3.schedule import plan_steps
-    from eagle3.trainer import TrainSettings
+    from eagle3.train_settings import TrainSettings
 
     lengths, rows = [10, 12, 8, 15], [5, 6, 2, 9]
     for steps in (1, 3):

@@ -16,7 +16,7 @@ from eagle3.arm import ArmData, first_drafter, open_states
 from eagle3.checkpoint import save_drafter
 from eagle3.dataset import Document, StatesMeta
 from eagle3.shard_writer import ShardWriter
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.vocab import build_vocabulary, write_vocabulary
