@@ -26,7 +26,9 @@ from eagle3.loss import TargetHead
 from eagle3.ranks import ALONE, Ranks
 from eagle3.settings import Settings, merged, read_settings
 from eagle3.tracking import Tracker
-from eagle3.trainer import TrainData, TrainResult, TrainSettings, train
+from eagle3.train_settings import TrainSettings
+from eagle3.train_step import TrainData
+from eagle3.trainer import TrainResult, train
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 from eagle3.workspace import digest, digest_file

@@ -29,7 +29,7 @@ class Rows:
 
 
 class Verifier(Protocol):
-    """A causal LM with a cache that can be cropped; `eagle3.decode_verifier` has one."""
+    """A causal LM with a cache that can be cropped; `eagle3.cached_verifier` has one."""
 
     @property
     def length(self) -> int: ...

@@ -1,6 +1,7 @@
 """A drafter's evaluation: what is evaluated how, and what its acceptance by replay comes to.
 
-Real decoding is in `eagle3.real_decoding`. Knows nothing of stages or of where results are written.
+Decoding is in `eagle3.local_decoding` and `eagle3.served_decoding`. Knows nothing of stages or of
+where results are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Greedy speculative decoding against plain decoding: equal, or different at a near-tie only.
+"""Greedy speculative decoding against plain decoding: where their texts part, and by how little.
 
 Passes over one row and over several round differently, so that where the verifier's two best tokens
 are nearly equal either may win; from there on the texts differ legitimately. Anything else is a
@@ -19,42 +19,65 @@ NEAR_TIE = 2e-4
 
 
 @dataclass(frozen=True)
-class NearTie:
-    """Where two greedy texts part, and by how little the verifier prefers one.
+class Parting:
+    """Where two greedy texts of a prompt part, and by how little the verifier prefers one.
 
     Attributes:
+        id: of the prompt.
         position: index among the new tokens.
-        gap: fp64 logit of the verifier's best token minus that of the worse of the two.
+        plain, speculative: the two tokens; None for a text that ends where the other goes on.
+        gap: fp64 logit of the verifier's best token minus that of the worse of the two; None where
+            one is none.
     """
 
     id: str
     position: int
-    plain: int
-    speculative: int
-    gap: float
+    plain: int | None
+    speculative: int | None
+    gap: float | None
 
 
-def first_difference(
+def parting(
     name: str,
     prompt_ids: Sequence[int],
     plain_ids: Sequence[int],
     speculative_ids: Sequence[int],
     logits_after: Callable[[Sequence[int]], Tensor],
-) -> NearTie | None:
-    """None if both texts are equal, else the near-tie where they part.
+) -> Parting | None:
+    """None if both texts are equal.
 
     Args:
         name: of the prompt.
         logits_after: f64[V], the verifier's logits after the given tokens, in fp64.
-
-    Raises:
-        HarnessError: they part where the verifier is not in doubt.
     """
     if list(plain_ids) == list(speculative_ids):
         return None
     shared = min(len(plain_ids), len(speculative_ids))
-    at = next((i for i in range(shared) if plain_ids[i] != speculative_ids[i]), None)
-    if at is None:
+    at = next((i for i in range(shared) if plain_ids[i] != speculative_ids[i]), shared)
+    plain, other = (text[at] if at < len(text) else None for text in (plain_ids, speculative_ids))
+    gap = None
+    if plain is not None and other is not None:
+        logits_V = logits_after([*prompt_ids, *plain_ids[:at]])
+        gap = float(logits_V.max() - logits_V[[plain, other]].min())
+    return Parting(name, at, plain, other, gap)
+
+
+def near_tie(
+    name: str,
+    prompt_ids: Sequence[int],
+    plain_ids: Sequence[int],
+    speculative_ids: Sequence[int],
+    logits_after: Callable[[Sequence[int]], Tensor],
+) -> Parting | None:
+    """As `parting`, of texts that may part at a near-tie only.
+
+    Raises:
+        HarnessError: they part where the verifier is not in doubt, or one ends early.
+    """
+    found = parting(name, prompt_ids, plain_ids, speculative_ids, logits_after)
+    if found is None:
+        return None
+    if found.gap is None:
         raise HarnessError(
             "plain and speculative decoding stop at different places",
             where=f"prompt {name}",
@@ -62,15 +85,12 @@ def first_difference(
             got=f"{len(plain_ids)} and {len(speculative_ids)} tokens",
             fix="a fault of the decoder: report it",
         )
-    logits_V = logits_after([*prompt_ids, *plain_ids[:at]])
-    worse = min(float(logits_V[plain_ids[at]]), float(logits_V[speculative_ids[at]]))
-    gap = float(logits_V.max()) - worse
-    if not gap < NEAR_TIE:
+    if not found.gap < NEAR_TIE:
         raise HarnessError(
             "speculative decoding gives another text than plain decoding",
-            where=f"prompt {name}, new token {at}",
+            where=f"prompt {name}, new token {found.position}",
             rule=f"equal, or a gap below {NEAR_TIE} between the verifier's best tokens",
-            got=f"tokens {plain_ids[at]} and {speculative_ids[at]}, gap {gap:.3g}",
+            got=f"tokens {found.plain} and {found.speculative}, gap {found.gap:.3g}",
             fix="a fault of the decoder or of the verifier's cache: report it",
         )
-    return NearTie(name, at, plain_ids[at], speculative_ids[at], gap)
+    return found

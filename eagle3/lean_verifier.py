@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eagle3.cached_verifier import CachedVerifier, check_aux_layers
 from eagle3.decode import Rows
-from eagle3.decode_verifier import CachedVerifier, check_aux_layers
 from eagle3.drafter import DraftCache
 from eagle3.lean_layer import (
     LayerShape,

@@ -7,11 +7,10 @@ then with the drafter. Knows no stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -25,7 +24,8 @@ from eagle3.decode import Decoded
 from eagle3.engines.served import Answer, ServingEngine
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.real_decoding import Prompt
+from eagle3.exactness import parting
+from eagle3.local_decoding import Prompt
 
 WARM_UP_TOKENS = 8
 
@@ -58,30 +58,24 @@ def serving_engine(
     # Drafts past the limit are proposed too.
     max_length = longest + settings.decode_tokens + settings.k + 1
     dtype = settings.engine_dtype or settings.dtype
-    engine: ServingEngine
+    kind: type[ServingEngine]
     if settings.engine == "sglang":
         from eagle3.engines.sglang_decoding import SGLangServing
 
-        engine = SGLangServing(
-            settings=settings.server,
-            spec=subject.spec,
-            dtype=dtype,
-            device=subject.device,
-            k=settings.k,
-            max_length=max_length,
-            logs=logs,
-        )
+        kind = SGLangServing
     else:
         from eagle3.engines.vllm_decoding import VllmServing
 
-        engine = VllmServing(
-            settings=settings.server,
-            spec=subject.spec,
-            dtype=dtype,
-            k=settings.k,
-            max_length=max_length,
-            logs=logs,
-        )
+        kind = VllmServing
+    engine = kind(
+        settings=settings.server,
+        spec=subject.spec,
+        dtype=dtype,
+        device=subject.device,
+        k=settings.k,
+        max_length=max_length,
+        logs=logs,
+    )
     if settings.server.urls and len(settings.server.urls) != 2:
         # One server for both would compare it with itself.
         raise HarnessError(
@@ -141,7 +135,7 @@ def served_counts(
         sum(at) for at in zip(*(answer.accepted_per_position for answer in answers), strict=True)
     ]
     parted = [
-        difference(prompt, plain.token_ids, answer.token_ids, logits_after)
+        parting(prompt.id, prompt.token_ids, plain.token_ids, answer.token_ids, logits_after)
         for prompt, plain, answer in zip(prompts, served.plain, answers, strict=True)
     ]
     return {
@@ -159,7 +153,7 @@ def served_counts(
         "old_sglang_rate": old_sglang_rate(acceptance_length(accepted, steps), k),
         "prompts": len(prompts),
         "equal_to_plain": sum(item is None for item in parted),
-        "differences": [item for item in parted if item],
+        "differences": [asdict(item) for item in parted if item],
         "equal_to_local": beside_local(answers, local) if served.dtype == "float32" else None,
     }
 
@@ -172,30 +166,6 @@ def beside_local(answers: Sequence[Answer], local: Sequence[Decoded]) -> int:
         and answer.accepted_per_position == own.accepted_per_position
         for answer, own in zip(answers, local, strict=True)
     )
-
-
-def difference(
-    prompt: Prompt,
-    plain: Sequence[int],
-    speculative: Sequence[int],
-    logits_after: Callable[[Sequence[int]], Tensor],
-) -> dict[str, Any] | None:
-    """Where two texts of a prompt part and by how little the verifier prefers one; None if equal.
-
-    A text that ends where the other goes on has None for its token and no gap.
-    """
-    if list(plain) == list(speculative):
-        return None
-    shared = min(len(plain), len(speculative))
-    at = next((i for i in range(shared) if plain[i] != speculative[i]), shared)
-    tokens = [text[at] if at < len(text) else None for text in (plain, speculative)]
-    gap = None
-    if None not in tokens:
-        logits_V = logits_after([*prompt.token_ids, *plain[:at]])
-        gap = float(logits_V.max() - logits_V[torch.tensor(tokens)].min())
-    return {
-        "id": prompt.id, "position": at, "plain": tokens[0], "speculative": tokens[1], "gap": gap,
-    }  # fmt: skip
 
 
 def served_speed(served: ServedDecoding) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from eagle3.planning import (
     warnings,
 )
 from eagle3.settings import read_settings
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier import VerifierSpec
 from experiments.settings_check import check_settings
 from stages.fitting import check_fits

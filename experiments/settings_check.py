@@ -34,7 +34,7 @@ def models() -> dict[str, type[Settings]]:
     from eagle3.regenerate import RegenerateSettings
     from eagle3.report.page import ReportSettings
     from eagle3.sibling import SiblingSettings
-    from eagle3.trainer import TrainSettings
+    from eagle3.train_settings import TrainSettings
     from eagle3.verifier_source import VerifierSettings
     from eagle3.vocab import VocabSettings
     from experiments.study.settings import ScalingSettings, StudySettings

@@ -18,8 +18,7 @@ from eagle3.evaluate import (
     acceptance_summary,
     check_states,
 )
-from eagle3.machine import keep_freed_memory
-from eagle3.real_decoding import (
+from eagle3.local_decoding import (
     Exactness,
     Prompt,
     exact_decoding,
@@ -27,6 +26,7 @@ from eagle3.real_decoding import (
     spread_prompts,
     timed_decoding,
 )
+from eagle3.machine import keep_freed_memory
 from eagle3.replay import replay
 from eagle3.served_decoding import (
     decode_served,

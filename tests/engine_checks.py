@@ -10,15 +10,15 @@ from typing import Literal
 
 import torch
 
+from eagle3.cached_verifier import CachedVerifier
 from eagle3.chain import ChainProposer
 from eagle3.checkpoint import load_drafter, save_drafter
 from eagle3.decode import Decoded, speculative_decode
-from eagle3.decode_verifier import CachedVerifier
 from eagle3.engines.served import Answer
 from eagle3.engines.server import ServerSettings
 from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.initialise import DrafterSettings, new_drafter
-from eagle3.real_decoding import Prompt, exact_logits
+from eagle3.local_decoding import Prompt, exact_logits
 from eagle3.served_decoding import decode_served, served_counts, served_speed, serving_engine
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head

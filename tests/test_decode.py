@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle3.cached_verifier import CachedVerifier
 from eagle3.chain import ChainProposer
 from eagle3.dataset import Document
 from eagle3.decode import (
@@ -20,7 +21,6 @@ from eagle3.decode import (
     speculative_decode,
     verify_sampled,
 )
-from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import DraftCache, Drafter
 from eagle3.lean_verifier import LeanVerifier
 from eagle3.packed_linear import pack_linears

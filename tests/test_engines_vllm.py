@@ -130,7 +130,9 @@ def test_states_are_those_of_transformers(
 
 
 def serving(spec: VerifierSpec, logs: Path) -> VllmServing:
-    return VllmServing(settings=VLLM, spec=spec, dtype="float32", k=3, max_length=128, logs=logs)
+    return VllmServing(
+        settings=VLLM, spec=spec, dtype="float32", device="cpu", k=3, max_length=128, logs=logs
+    )
 
 
 def count_alike(served: Answer, local: Decoded) -> None:

@@ -15,15 +15,15 @@ from eagle3.acceptance import (
     summarise,
     write_counts,
 )
+from eagle3.cached_verifier import CachedVerifier
 from eagle3.checkpoint import save_drafter
 from eagle3.dataset import Document, StatesDataset, StatesMeta
 from eagle3.decode import Decoded, plain_decode
-from eagle3.decode_verifier import CachedVerifier
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check_states
-from eagle3.exactness import first_difference
-from eagle3.real_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
+from eagle3.exactness import near_tie
+from eagle3.local_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
 from eagle3.replay import replay
 from eagle3.shard_writer import ShardWriter
 from eagle3.timing import Run, measure
@@ -170,15 +170,15 @@ def test_a_difference_must_be_a_near_tie() -> None:
         asked.append(ids)
         return torch.tensor([0.0, 5.0, 5.0 - 1e-4, 4.0], dtype=torch.float64)
 
-    assert first_difference("a", [9], [1, 3], [1, 3], logits_after) is None
-    tie = first_difference("a", [9], [3, 1, 0], [3, 2, 2], logits_after)
+    assert near_tie("a", [9], [1, 3], [1, 3], logits_after) is None
+    tie = near_tie("a", [9], [3, 1, 0], [3, 2, 2], logits_after)
     assert tie is not None and (tie.position, tie.plain, tie.speculative) == (1, 1, 2)
     assert tie.gap == pytest.approx(1e-4)
     assert asked == [[9, 3]]
     with pytest.raises(HarnessError, match="another text"):
-        first_difference("a", [9], [1], [3], logits_after)
+        near_tie("a", [9], [1], [3], logits_after)
     with pytest.raises(HarnessError, match="stop at different places"):
-        first_difference("a", [9], [1], [1, 2], logits_after)
+        near_tie("a", [9], [1], [1, 2], logits_after)
 
 
 def test_summarise_by_hand(tmp_path: Path) -> None:

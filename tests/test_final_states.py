@@ -11,7 +11,7 @@ import torch
 from eagle3.arm import ArmData, first_drafter
 from eagle3.dataset import StatesMeta
 from eagle3.errors import HarnessError
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
 from tests.test_checkpoint import make_head

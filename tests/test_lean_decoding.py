@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from eagle3.decode_verifier import CachedVerifier
+from eagle3.cached_verifier import CachedVerifier
 from eagle3.drafter import DraftCache, Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.lean_drafter import LeanDrafter

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3.cached_verifier import CachedVerifier
 from eagle3.chain import ChainProposer
 from eagle3.decode import speculative_decode
-from eagle3.decode_verifier import CachedVerifier
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import load_model
 from tests.one_hot import AUX, chain, make_drafter, write_verifier

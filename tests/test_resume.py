@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle3 import resume, trainer
+from eagle3 import resume, train_step, trainer
 from eagle3.errors import HarnessError
 from eagle3.resume import TrainingState, load_best, load_state, newest_good, save_best, save_state
+from eagle3.schedule import plan_steps
 from eagle3.settings import merged
 from eagle3.tracking import NullTracker
-from eagle3.trainer import TrainData, TrainResult, TrainSettings, train
+from eagle3.train_settings import TrainSettings
+from eagle3.train_step import TrainData
+from eagle3.trainer import TrainResult, train
 from tests.forking import Forks, forking
 from tests.test_trainer import SETTINGS, make_data
 from tests.test_ttt import make_drafter
@@ -203,7 +207,7 @@ def test_states_that_are_not_finite_stop_at_their_step(tmp_path: Path, value: fl
     step = newest_good(tmp_path)
     assert step is not None
     assert all(value.isfinite().all() for value in load_state(tmp_path, step).tensors.values())
-    plan = trainer.plan_steps(
+    plan = plan_steps(
         data.lengths, batch_tokens=64, max_length=2048, accumulate=1, seed=0, tokens=None, epochs=3
     )
     assert 17 in plan[step].batches[0], "the step after the last saved one read it"
@@ -226,11 +230,11 @@ def test_an_infinite_loss_names_its_batch(tmp_path: Path, monkeypatch: pytest.Mo
         outcome = objective(drafter, batch=batch, **rest)
         calls.append(list(batch.ids))
         if len(calls) == 4:
-            return trainer.replace(outcome, loss=outcome.loss * float("inf"))
+            return replace(outcome, loss=outcome.loss * float("inf"))
         return outcome
 
-    objective = trainer.objective
-    monkeypatch.setattr(trainer, "objective", broken)
+    objective = train_step.objective
+    monkeypatch.setattr(train_step, "objective", broken)
     with pytest.raises(HarnessError, match="the loss is not finite") as caught:
         run(tmp_path, accumulate=2)
     assert f"samples {', '.join(calls[3])}\n" in str(caught.value)
@@ -240,7 +244,7 @@ def test_an_infinite_loss_names_its_batch(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_gradient_that_is_not_finite_stops_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "clip", lambda parameters, most: float("nan"))
+    monkeypatch.setattr(train_step, "clip", lambda parameters, most: float("nan"))
     with pytest.raises(HarnessError, match="the gradient is not finite"):
         run(tmp_path)
 
@@ -250,7 +254,7 @@ def test_early_stopping_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     weights are the third's. Killed in between, it stops at the same step."""
     taus = iter([1.1, 1.2, 1.5, 1.4, 1.5])
 
-    def evaluated(shared: Any, data: Any, settings: Any, progress: Any, *rest: Any) -> float:
+    def evaluated(learner: Any, progress: Any, tracker: Any) -> float:
         tau = next(taus)
         progress.record(NullTracker(), {"dev_tau": tau})
         return tau
@@ -276,7 +280,7 @@ def test_early_stopping_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_early_stopping_needs_dev_samples(tmp_path: Path) -> None:
-    data = trainer.replace(make_data(make_drafter().float()), dev=[])
+    data = replace(make_data(make_drafter().float()), dev=[])
     with pytest.raises(HarnessError, match="early stopping needs samples"):
         run(tmp_path, data, patience=2)
 

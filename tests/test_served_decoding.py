@@ -16,7 +16,7 @@ from eagle3.engines.server import ServerSettings
 from eagle3.engines.vllm_decoding import VllmServing
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.real_decoding import Prompt
+from eagle3.local_decoding import Prompt
 from eagle3.served_decoding import decode_served, served_counts, served_speed, serving_engine
 from eagle3.verifier import VerifierSpec
 from tests.test_checkpoint import saved
@@ -119,7 +119,8 @@ def test_drafters_that_vllm_would_misread(
     path.write_text(json.dumps(values))
     engine = VllmServing(
         settings=ServerSettings(urls=["http://127.0.0.1:1"] * 2),
-        spec=VerifierSpec.open(tiny_verifier), dtype="float32", k=3, max_length=10, logs=tmp_path,
+        spec=VerifierSpec.open(tiny_verifier), dtype="float32", device="cpu", k=3,
+        max_length=10, logs=tmp_path,
     )  # fmt: skip
     with pytest.raises(HarnessError, match=message):
         engine.check(path.parent)

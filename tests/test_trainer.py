@@ -16,7 +16,9 @@ from eagle3.packing import pack, packed_order
 from eagle3.replay import replay, walk
 from eagle3.schedule import learning_rate, plan_steps
 from eagle3.tracking import NullTracker
-from eagle3.trainer import TrainData, TrainSettings, train
+from eagle3.train_settings import TrainSettings
+from eagle3.train_step import TrainData
+from eagle3.trainer import train
 from tests.test_ttt import HIDDEN, VOCAB, make_drafter, vocabulary_of
 
 

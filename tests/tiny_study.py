@@ -10,18 +10,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import optuna
 import torch
 
 from eagle3.arm import ArmData, first_drafter, open_states
 from eagle3.checkpoint import save_drafter
 from eagle3.dataset import Document, StatesMeta
 from eagle3.shard_writer import ShardWriter
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.vocab import build_vocabulary, write_vocabulary
+from experiments.study.run import run_study
 from stages.params import dump_yaml, overlaid, read_params
 
+ARMS = ("scratch", "finetune")
 TOKENS = range(3, 67)  # the language's tokens
 SETTINGS: dict[str, Any] = {
     "run": {"threads": 1},
@@ -140,3 +143,20 @@ def _meta(spec: VerifierSpec) -> StatesMeta:
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
     )
+
+
+def change(project: Path, **sections: Any) -> None:
+    """Puts keys into its params.yaml."""
+    params = overlaid(read_params(project / "params.yaml"), sections, where=Path("test"))
+    (project / "params.yaml").write_text(dump_yaml(params))
+
+
+def run(project: Path, *, with_comparison: bool = False, **options: Any) -> None:
+    """`eagle3 study` there; options as `run_study` has them."""
+    given = {"name": None, "storage": None, "finetune_from": None, "workers": 1, **options}
+    run_study(project, with_comparison=with_comparison, **given)
+
+
+def study_of(project: Path, name: str, url: str | None = None) -> optuna.Study:
+    """One of the Optuna studies in its store."""
+    return optuna.load_study(study_name=name, storage=url or f"sqlite:///{project}/studies.db")

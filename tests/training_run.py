@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from eagle3 import trainer
+from eagle3 import train_step
 from eagle3.dataset import Document
 from eagle3.packing import Batch, pack
 from eagle3.ranks import joined
 from eagle3.settings import merged
 from eagle3.tracking import NullTracker
-from eagle3.trainer import TrainSettings, train
+from eagle3.train_settings import TrainSettings
+from eagle3.trainer import train
 from tests.test_trainer import SETTINGS, make_data
 from tests.test_ttt import make_drafter
 
@@ -52,16 +53,16 @@ def train_in(
         read.append([document.id for document in documents])
         return pack(documents, max_length)
 
-    trainer.pack = packed  # type: ignore[assignment]
-    original, steps = trainer._optimize, []
+    train_step.pack = packed  # type: ignore[assignment]
+    original, steps = train_step.Learner.step, []
 
-    def counted(*args: Any) -> dict[str, float]:
+    def counted(*args: Any, **named: Any) -> dict[str, float]:
         if len(steps) == stop_after:
             raise SystemExit("killed")
         steps.append(1)
-        return original(*args)
+        return original(*args, **named)
 
-    trainer._optimize = counted
+    train_step.Learner.step = counted  # type: ignore[method-assign]
     with joined("cpu") as ranks:
         try:
             result = train(

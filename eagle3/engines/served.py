@@ -5,15 +5,17 @@ Knows no engine. The loop over prompts and the comparison with local decoding ar
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from eagle3.engines.server import Server, ask
+from eagle3.engines.server import Launch, Server, ServerSettings, ask, given_server, running
 from eagle3.errors import HarnessError
+from eagle3.verifier import VerifierSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +49,55 @@ class Decoder(Protocol):
     def decode(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer: ...
 
 
-class ServingEngine(Protocol):
-    """Serves a verifier, alone or with a drafter that proposes chains of k tokens."""
+@dataclass(frozen=True, kw_only=True)
+class ServingEngine(ABC):
+    """Serves a verifier, alone or with a drafter that proposes chains of k tokens.
 
-    @property
-    def name(self) -> str: ...
+    Attributes:
+        settings: where the server is; with `urls` the first is served plainly, the second with the
+            drafter.
+        device: of the verifier, for engines that have to be told.
+        k: drafts a verification step.
+        max_length: longest sequence, prompt and answer.
+        logs: folder for the servers' logs.
+    """
 
+    name: ClassVar[str]
+    settings: ServerSettings
+    spec: VerifierSpec
+    dtype: str
+    device: str
+    k: int
+    max_length: int
+    logs: Path
+
+    @abstractmethod
     def check(self, drafter: Path) -> None:
         """Raises a HarnessError for what would fail, or go wrong silently, after a long start."""
 
-    def serve(self, drafter: Path | None) -> AbstractContextManager[Decoder]: ...
+    @abstractmethod
+    def launch(self, drafter: Path | None, log: Path) -> Launch:
+        """How its server is started. Raises a HarnessError where the engine is not installed."""
+
+    @abstractmethod
+    def decoder(self, server: Server, drafter: Path | None) -> Decoder:
+        """A server that runs, once it is seen to be what was asked for."""
+
+    @contextlib.contextmanager
+    def serve(self, drafter: Path | None) -> Iterator[Decoder]:
+        """A server for the length of a block.
+
+        Raises:
+            HarnessError: the engine is not installed, its server ends at start, or one given by
+                URL does not answer or is another than asked for.
+        """
+        if self.settings.urls:
+            url = self.settings.urls[0 if drafter is None else 1]
+            yield self.decoder(given_server(self.name, url), drafter)
+            return
+        log = self.logs / f"{self.name}-{'plain' if drafter is None else 'speculative'}.log"
+        with running(self.launch(drafter, log), seconds=self.settings.start_seconds) as server:
+            yield self.decoder(server, drafter)
 
 
 def ask_timed(server: Server, path: str, body: object) -> tuple[Any, float]:

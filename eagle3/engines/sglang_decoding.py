@@ -7,15 +7,13 @@ token of the prompt's own pass.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3.checkpoint import CONFIG, read_checkpoint
-from eagle3.engines.served import Answer, ask_timed
-from eagle3.engines.server import Server, ServerSettings, given_server, running
+from eagle3.engines.served import Answer, ServingEngine, ask_timed
+from eagle3.engines.server import Launch, Server
 from eagle3.engines.sglang import (
     NAME,
     VERSION,
@@ -31,30 +29,13 @@ from eagle3.reading import read_object
 from eagle3.verifier import VerifierSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class SGLangServing:
-    """Serves with SGLang. See `eagle3.engines.served.ServingEngine`.
+class SGLangServing(ServingEngine):
+    """Serves with SGLang."""
 
-    Attributes:
-        settings: where the server is; with `urls` the first is served plainly, the second with the
-            drafter.
-        k: drafts a verification step.
-        max_length: longest sequence, prompt and answer.
-        logs: folder for the servers' logs.
-    """
-
-    settings: ServerSettings
-    spec: VerifierSpec
-    dtype: str
-    device: str
-    k: int
-    max_length: int
-    logs: Path
-
-    name: str = NAME
+    name = NAME
 
     def check(self, drafter: Path) -> None:
-        """See `eagle3.engines.served.ServingEngine`.
+        """See `ServingEngine`.
 
         Raises:
             HarnessError: SGLang is not installed, or would serve the drafter as something else.
@@ -63,23 +44,9 @@ class SGLangServing:
             sglang_python(self.settings, self.device)
         check_drafter(drafter, self.spec)
 
-    @contextlib.contextmanager
-    def serve(self, drafter: Path | None) -> Iterator[SGLangDecoder]:
-        """A server for the length of a block.
-
-        Raises:
-            HarnessError: SGLang is not installed, its server ends at start, one given by URL
-                was started with other drafts, or its attention misreads the verifier.
-        """
-        k = 0 if drafter is None else self.k
-        eos_ids = self.spec.eos_token_ids
-        if self.settings.urls:
-            server = given_server(NAME, self.settings.urls[0 if drafter is None else 1])
-            _check_drafts(server, k)
-            check_attention(server, self.spec)
-            yield SGLangDecoder(server, k, eos_ids)
-            return
-        launch = serving_launch(
+    def launch(self, drafter: Path | None, log: Path) -> Launch:
+        """See `ServingEngine`."""
+        return serving_launch(
             sglang_python(self.settings, self.device),
             self.spec,
             drafter,
@@ -87,12 +54,22 @@ class SGLangServing:
             dtype=self.dtype,
             device=self.device,
             longest=self.max_length,
-            log=self.logs / f"sglang-{'plain' if drafter is None else 'speculative'}.log",
+            log=log,
             arguments=self.settings.arguments,
         )
-        with running(launch, seconds=self.settings.start_seconds) as server:
-            check_attention(server, self.spec)
-            yield SGLangDecoder(server, k, eos_ids)
+
+    def decoder(self, server: Server, drafter: Path | None) -> SGLangDecoder:
+        """See `ServingEngine`.
+
+        Raises:
+            HarnessError: a server given by URL was started with other drafts, or its attention
+                misreads the verifier.
+        """
+        k = 0 if drafter is None else self.k
+        if self.settings.urls:
+            _check_drafts(server, k)
+        check_attention(server, self.spec)
+        return SGLangDecoder(server, k, self.spec.eos_token_ids)
 
 
 def _check_drafts(server: Server, k: int) -> None:

@@ -6,16 +6,14 @@ counters. A server started here also tells each request's own counts, and both h
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.engines.served import Answer, ask_timed
-from eagle3.engines.server import Server, ServerSettings, ask, given_server, running
+from eagle3.engines.served import Answer, ServingEngine, ask_timed
+from eagle3.engines.server import Launch, Server, ask
 from eagle3.engines.vllm import (
     NAME,
     Counters,
@@ -28,34 +26,17 @@ from eagle3.errors import HarnessError
 from eagle3.formats.eagle import LAYER_IDS
 from eagle3.layer_ids import vllm_ids
 from eagle3.reading import read_object
-from eagle3.verifier import VerifierSpec
 
 _SETTLE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmServing:
-    """Serves with vLLM. See `eagle3.engines.served.ServingEngine`.
+class VllmServing(ServingEngine):
+    """Serves with vLLM."""
 
-    Attributes:
-        settings: where the server is; with `urls` the first is served plainly, the second with the
-            drafter.
-        k: drafts a verification step.
-        max_length: longest sequence, prompt and answer.
-        logs: folder for the servers' logs.
-    """
-
-    settings: ServerSettings
-    spec: VerifierSpec
-    dtype: str
-    k: int
-    max_length: int
-    logs: Path
-
-    name: str = NAME
+    name = NAME
 
     def check(self, drafter: Path) -> None:
-        """See `eagle3.engines.served.ServingEngine`.
+        """See `ServingEngine`.
 
         Raises:
             HarnessError: vLLM is not installed, or would feed the drafter other layers than it
@@ -81,20 +62,10 @@ class VllmServing:
                 fix="train with ascending aux layers to serve in vLLM",
             )  # fmt: skip
 
-    @contextlib.contextmanager
-    def serve(self, drafter: Path | None) -> Iterator[VllmDecoder]:
-        """A server for the length of a block.
-
-        Raises:
-            HarnessError: vLLM is not installed, or its server ends at start.
-        """
-        if self.settings.urls:
-            url = self.settings.urls[0 if drafter is None else 1]
-            yield VllmDecoder(given_server(NAME, url), drafts=drafter is not None)
-            return
+    def launch(self, drafter: Path | None, log: Path) -> Launch:
+        """See `ServingEngine`."""
         arguments = ["--max-model-len", str(self.max_length), "--no-enable-prefix-caching"]
         arguments += ["--max-num-seqs", "4"]
-        kind = "plain"
         if drafter is not None:
             speculation = {
                 "method": "eagle3",
@@ -103,16 +74,11 @@ class VllmServing:
             }
             arguments += ["--speculative-config", json.dumps(speculation)]
             arguments += ["--per-request-spec-decode-metrics", "detailed"]
-            kind = "speculative"
-        start = launch(
-            self.settings,
-            self.spec,
-            dtype=self.dtype,
-            log=self.logs / f"vllm-{kind}.log",
-            arguments=arguments,
-        )
-        with running(start, seconds=self.settings.start_seconds) as server:
-            yield VllmDecoder(server, drafts=drafter is not None)
+        return launch(self.settings, self.spec, dtype=self.dtype, log=log, arguments=arguments)
+
+    def decoder(self, server: Server, drafter: Path | None) -> VllmDecoder:
+        """See `ServingEngine`."""
+        return VllmDecoder(server, drafts=drafter is not None)
 
 
 class VllmDecoder:

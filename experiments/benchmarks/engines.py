@@ -23,9 +23,9 @@ from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.extraction.backends import open_engine
 from eagle3.extraction.base import EngineIdentity, ExtractSettings, States
 from eagle3.extraction.transformers import TransformersEngine
+from eagle3.local_decoding import Prompt, exact_decoding, exact_logits, spread_prompts
 from eagle3.parity import Declared
 from eagle3.parity_faults import diagnose
-from eagle3.real_decoding import Prompt, exact_decoding, exact_logits, spread_prompts
 from eagle3.reference import first_rows, head_norm, measured, reference_layers, spread
 from eagle3.served_decoding import decode_served, served_counts, serving_engine
 from eagle3.verifier import VerifierSpec

@@ -31,7 +31,8 @@ from eagle3.loss import TargetHead
 from eagle3.packing import packed_order
 from eagle3.schedule import plan_steps
 from eagle3.seeding import generator
-from eagle3.trainer import TrainData, TrainSettings
+from eagle3.train_settings import TrainSettings
+from eagle3.train_step import TrainData
 from eagle3.verifier import HeadConfig
 from eagle3.verifier_head import VerifierHead, read_head
 from eagle3.vocab import DraftVocabulary, read_vocabulary

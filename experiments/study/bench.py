@@ -28,7 +28,7 @@ from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings
 from eagle3.seeding import generator
 from eagle3.settings import merged, read_settings
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier_head import read_head
 from eagle3.vocab import read_vocabulary
 from eagle3.workspace import digest_file

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from eagle3.dataset import Document
 from eagle3.schedule import PlannedStep
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 
 
 def supervised(documents: Sequence[Document], max_length: int) -> list[int]:

@@ -16,8 +16,7 @@ from eagle3.errors import HarnessError
 from eagle3.seed_statistics import components, lengths_by_seed
 from eagle3.seeding import generator
 from eagle3.statistics import overall_length
-from eagle3.workspace import digest, write_json
-from experiments.evidence import KEY
+from eagle3.workspace import digest
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.budget import tokens_for
 from experiments.study.compare import LEVEL
@@ -30,9 +29,10 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.opening import prepare, reach
-from experiments.study.progress import say, seconds_of
+from experiments.study.progress import say
+from experiments.study.publishing import publish
 from experiments.study.settings import AaSettings
-from experiments.study.side_by_side import evidence_of_queue, run_as_study
+from experiments.study.side_by_side import about_queue, run_as_study
 from experiments.study.work import Place
 
 REPORT = Path("reports") / "aa_test.json"
@@ -65,12 +65,8 @@ def run_aa(root: Path, *, storage: str | None, workers: int = 1) -> None:
         "steps; comparisons are simulated from the spread of its τ on test answers."
     )
     with run_as_study(place, queue, about, workers=workers) as (tracker, note):
-        found = calibrated(queue, bench, settings)
-        found["verifier"] = arm.data.head.config.verifier
-        found["seconds"] = round(seconds_of(queue.study), 1)
-        found[KEY] = evidence_of_queue(queue)
-        write_json(root / REPORT, found)
-        tracker.log_artifact(root / REPORT)
+        found = calibrated(queue, bench, settings) | about_queue(queue, arm)
+        publish(root / REPORT, found, tracker)
         words = (
             f"{found['rejected_share']:.1%} of {found['simulations']} equal pairs called "
             f"different, {found['power_at_0.05']:.0%} of those 0.05 apart"

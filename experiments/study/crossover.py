@@ -18,7 +18,6 @@ from eagle3.errors import HarnessError
 from eagle3.report.data import ReportData
 from eagle3.seed_statistics import lengths_by_seed, paired_differences, t_interval
 from eagle3.workspace import digest, write_atomically
-from experiments.evidence import KEY
 from experiments.overlay import run_overlay
 from experiments.study.bench import Bench
 from experiments.study.budget import cost_of
@@ -32,10 +31,10 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.opening import prepare, reach
-from experiments.study.progress import say, seconds_of
-from experiments.study.publishing import publish
+from experiments.study.progress import say
+from experiments.study.publishing import publish, publish_pictures
 from experiments.study.settings import CrossoverSettings
-from experiments.study.side_by_side import evidence_of_queue, run_as_study
+from experiments.study.side_by_side import about_queue, run_as_study
 from experiments.study.training import length, score
 from experiments.study.work import Place
 from stages.params import dump_yaml
@@ -75,11 +74,9 @@ def run_crossover(root: Path, *, storage: str | None, workers: int = 1) -> None:
         "each; τ on dev answers."
     )
     with run_as_study(place, queue, about, workers=workers) as (tracker, note):
-        found = mapped(queue, bench, settings, starts)
-        found["verifier"] = arm.data.head.config.verifier
-        found["seconds"] = round(seconds_of(queue.study), 1)
-        found[KEY] = evidence_of_queue(queue)
-        publish(root / REPORT, found, tracker, ReportData(crossover=found), "Crossover map")
+        found = mapped(queue, bench, settings, starts) | about_queue(queue, arm)
+        publish(root / REPORT, found, tracker)
+        publish_pictures(root / REPORT, ReportData(crossover=found), tracker, "Crossover map")
         lines = [f"sibling of {bits} bits: {it['words']}" for bits, it in found["siblings"].items()]
         note.tell("\n\n".join(lines))
     for line in lines:

@@ -24,7 +24,7 @@ from experiments.study.notes import StudyNote, best_so_far, progress, searched
 from experiments.study.opening import prepare, reach
 from experiments.study.origin import evidence_of, tell_origin
 from experiments.study.progress import Board, say, seconds_of
-from experiments.study.publishing import publish
+from experiments.study.publishing import publish, publish_pictures
 from experiments.study.search import Search, best_trial, check_search, open_search
 from experiments.study.side_by_side import arguments, is_open, run_given
 from experiments.study.store import shown
@@ -174,7 +174,8 @@ def _ahead(bench: Bench, searches: Sequence[Search]) -> int:
 
 
 def _publish(root: Path, found: dict[str, Any], tracker: Tracker) -> None:
-    publish(root / REPORT, found, tracker, ReportData(study=found), f"Study {found['study']}")
+    publish(root / REPORT, found, tracker)
+    publish_pictures(root / REPORT, ReportData(study=found), tracker, f"Study {found['study']}")
     for arm, about in found["arms"].items():
         if about["best_tau"] is None:
             raise HarnessError(

@@ -18,8 +18,7 @@ from eagle3.scaling import Law, fit, predict, predict_mean, size_for
 from eagle3.seed_statistics import lengths_by_seed, t_interval
 from eagle3.seeding import generator
 from eagle3.settings import read_settings
-from eagle3.workspace import digest, write_json
-from experiments.evidence import KEY
+from eagle3.workspace import digest
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.budget import cost_of
 from experiments.study.compare import LEVEL
@@ -32,9 +31,10 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.opening import prepare, reach
-from experiments.study.progress import say, seconds_of
+from experiments.study.progress import say
+from experiments.study.publishing import publish
 from experiments.study.settings import ScalingSettings
-from experiments.study.side_by_side import evidence_of_queue, run_as_study
+from experiments.study.side_by_side import about_queue, run_as_study
 from experiments.study.work import Place
 from stages.params import section_values
 
@@ -66,11 +66,8 @@ def run_scaling(root: Path, *, storage: str | None, workers: int, target: float 
     )
     with run_as_study(place, queue, about, workers=workers) as (tracker, note):
         found = fitted(queue, bench, settings)
-        found["verifier"] = arm.data.head.config.verifier
-        found["seconds"] = round(seconds_of(queue.study), 1)
-        found[KEY] = evidence_of_queue(queue, scaling=settings.model_dump(mode="json"))
-        write_json(root / REPORT, found)
-        tracker.log_artifact(root / REPORT)
+        found |= about_queue(queue, arm, scaling=settings.model_dump(mode="json"))
+        publish(root / REPORT, found, tracker)
         note.tell("\n\n".join(found["words"]))
     for line in found["words"]:
         print(line)

@@ -15,11 +15,12 @@ from optuna.trial import TrialState
 
 from eagle3.tracking import Tracker
 from eagle3.workspace import digest
-from experiments.study.bench import Bench
+from experiments.evidence import KEY
+from experiments.study.bench import Bench, BenchArm
 from experiments.study.fixed import Fixed
 from experiments.study.notes import StudyNote, progress
 from experiments.study.origin import evidence_of, tell_origin
-from experiments.study.progress import Board
+from experiments.study.progress import Board, seconds_of
 from experiments.study.store import FACTS, running, shown
 from experiments.study.tracking import parent_run, set_parent
 from experiments.study.work import Kind, Place, work_through
@@ -89,11 +90,20 @@ def run_as_study(
         yield tracker, note
 
 
-def evidence_of_queue(queue: Fixed, **settings: Any) -> dict[str, Any]:
-    """What the JSON of a queue that `run_as_study` ran keeps of its own origin; see
-    `evidence_of`."""
+def about_queue(queue: Fixed, arm: BenchArm, **settings: Any) -> dict[str, Any]:
+    """What the JSON of a queue that `run_as_study` ran says of how it came about.
+
+    Args:
+        settings: as `evidence_of` takes them.
+    """
     bench, study = queue.bench, queue.study
-    return evidence_of(bench, study, name=study.study_name, threads=bench.study.threads, **settings)
+    return {
+        "verifier": arm.data.head.config.verifier,
+        "seconds": round(seconds_of(study), 1),
+        KEY: evidence_of(
+            bench, study, name=study.study_name, threads=bench.study.threads, **settings
+        ),
+    }
 
 
 def is_open(kind: Kind) -> bool:

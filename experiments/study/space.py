@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3.arm import arm_settings
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from experiments.study.settings import Axis, Value
 
 if TYPE_CHECKING:

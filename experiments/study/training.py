@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagle3.acceptance import PromptCounts, acceptance_length
+from eagle3.acceptance import PromptCounts, summarise
 from eagle3.arm import first_drafter, init_digest
 from eagle3.dataset import Document
 from eagle3.drafter import Drafter
@@ -21,7 +21,8 @@ from eagle3.errors import HarnessError
 from eagle3.machine import keep_freed_memory
 from eagle3.replay import replay
 from eagle3.tracking import Tracker
-from eagle3.trainer import TrainResult, TrainSettings, train
+from eagle3.train_settings import TrainSettings
+from eagle3.trainer import TrainResult, train
 from eagle3.workspace import work_folder
 from experiments.study.bench import Bench, BenchArm
 
@@ -93,8 +94,7 @@ def score(
 
 def length(counts: Sequence[PromptCounts]) -> float:
     """τ over all of them together."""
-    steps = sum(count.verify_steps for count in counts)
-    return acceptance_length(sum(count.accepted for count in counts), steps)
+    return float(summarise(counts)["tau"])
 
 
 @contextlib.contextmanager

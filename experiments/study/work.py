@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from eagle3.finite import LossNotFinite
 from eagle3.tracking import Tracker, flatten
-from eagle3.trainer import TrainSettings
+from eagle3.train_settings import TrainSettings
 from experiments.study.bench import Bench, BenchArm
 from experiments.study.origin import tell_origin
 from experiments.study.store import alive, claim, hand_back, running, tell

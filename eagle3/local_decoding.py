@@ -1,4 +1,4 @@
-"""Real decoding of a drafter with its verifier: its speed, and that it changes no output.
+"""Real decoding by the local engine: a drafter's speed, and that it changes no output.
 
 Knows nothing of stages or of where results are written.
 """
@@ -20,7 +20,7 @@ from eagle3.dataset import Document
 from eagle3.decode import Decoded, plain_decode, speculative_decode
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.exactness import NearTie, first_difference
+from eagle3.exactness import Parting, near_tie
 from eagle3.generation import Request, generate
 from eagle3.lean_drafter import LeanDrafter
 from eagle3.lean_verifier import decoding_verifier
@@ -140,7 +140,7 @@ class Exactness:
     """Greedy fp32 decoding both ways."""
 
     speculative: list[Decoded]
-    near_ties: list[NearTie]
+    near_ties: list[Parting]
 
     def summary(self) -> dict[str, Any]:
         """As plain values, without anything that differs from run to run."""
@@ -205,7 +205,7 @@ def exact_decoding(
             eos_ids=subject.eos_ids,
         )
         decoded.append(got)
-        tie = first_difference(item.id, item.token_ids, plain[item.id], got.token_ids, logits_after)
+        tie = near_tie(item.id, item.token_ids, plain[item.id], got.token_ids, logits_after)
         ties += [tie] if tie else []
     verifier.close()
     return Exactness(decoded, ties)
