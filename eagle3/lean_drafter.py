@@ -18,7 +18,6 @@ from eagle3.lean_layer import (
     LeanLayer,
     Rotation,
     causal_mask,
-    fused,
     product,
     rotations,
 )
@@ -39,8 +38,6 @@ class LeanDrafter(Drafter):
         self.to(device=drafter.fc.weight.device, dtype=drafter.fc.weight.dtype)
         self.load_state_dict(drafter.state_dict())
         self.eval().requires_grad_(False)
-        layer = self.midlayer
-        attention, mlp = layer.self_attn, layer.mlp
         self._shape = LayerShape(
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
@@ -48,15 +45,7 @@ class LeanDrafter(Drafter):
             scaling=config.head_dim**-0.5,
             eps=config.rms_norm_eps,
         )
-        self._layer = LeanLayer(
-            self._shape,
-            qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-            out=attention.o_proj,
-            gate_up=fused([mlp.gate_proj, mlp.up_proj]),
-            down=mlp.down_proj,
-            post_norm_H=layer.post_attention_layernorm.weight,
-            pack=pack,
-        )
+        self._layer = LeanLayer(self._shape, self.midlayer, pack=pack)
         # In tuples, so that they do not become modules with weights under other names.
         self._products = (product(self.fc, pack=pack), product(self.lm_head, pack=pack))
         self._rotation: Rotation | None = None

@@ -11,8 +11,9 @@ A query heads, K key-value heads, T = A + 2K, G = A / K, E head size.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,30 +41,22 @@ class LeanLayer:
     """Attention and gated MLP with their residuals, for inference.
 
     Args:
-        qkv, gate_up: what is multiplied with the same input; `fused` puts it together.
-        post_norm_H: weight of the norm between attention and MLP.
-        q_norm_E, k_norm_E: weights of norms over each head before the rotation, where there are.
+        layer: whose weights these are: a decoder layer with transformers' names, with or without
+            norms over each head before the rotation.
         pack: weights laid out for a CPU's matrix units, where `eagle3.packed_linear` can.
     """
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        *,
-        qkv: nn.Linear,
-        out: nn.Linear,
-        gate_up: nn.Linear,
-        down: nn.Linear,
-        post_norm_H: Tensor,
-        q_norm_E: Tensor | None = None,
-        k_norm_E: Tensor | None = None,
-        pack: bool,
-    ) -> None:
+    def __init__(self, shape: LayerShape, layer: Any, *, pack: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
         self._shape = shape
-        self._qkv, self._out = product(qkv, pack=pack), product(out, pack=pack)
-        self._gate_up, self._down = product(gate_up, pack=pack), product(down, pack=pack)
-        self._post_norm_H = post_norm_H
-        self._head_norms = None if q_norm_E is None or k_norm_E is None else (q_norm_E, k_norm_E)
+        self._qkv = product(_fused(attention.q_proj, attention.k_proj, attention.v_proj), pack=pack)
+        self._out = product(attention.o_proj, pack=pack)
+        self._gate_up = product(_fused(mlp.gate_proj, mlp.up_proj), pack=pack)
+        self._down = product(mlp.down_proj, pack=pack)
+        self._post_norm_H = layer.post_attention_layernorm.weight.detach()
+        self._head_norms: tuple[Tensor, Tensor] | None = None
+        if hasattr(attention, "q_norm") and hasattr(attention, "k_norm"):
+            self._head_norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
 
     def forward(
         self,
@@ -129,7 +122,7 @@ class LeanLayer:
         return mixed.view(kv_heads, -1, rows, size).permute(2, 0, 1, 3).reshape(rows, -1)
 
 
-def fused(linears: Sequence[nn.Linear]) -> nn.Linear:
+def _fused(*linears: nn.Linear) -> nn.Linear:
     """Linear layers of one input as one whose outputs stand side by side."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]

@@ -24,7 +24,6 @@ from eagle3.lean_layer import (
     LeanLayer,
     Rotation,
     causal_mask,
-    fused,
     product,
     rotations,
 )
@@ -115,25 +114,10 @@ class LeanVerifier:
         self._rotation: Rotation | None = None
         self._layers: list[tuple[Tensor, LeanLayer]] = []
         for number, layer in enumerate(decoder.layers):
-            self._layers.append((layer.input_layernorm.weight.detach(), self._taken(layer, pack)))
+            taken = LeanLayer(self._shape, layer, pack=pack)
+            self._layers.append((layer.input_layernorm.weight.detach(), taken))
             decoder.layers[number] = nn.Identity()
         self.reset()
-
-    def _taken(self, layer: Any, pack: bool) -> LeanLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        q_norm_E, k_norm_E = (None if norm is None else norm.weight.detach() for norm in norms)
-        return LeanLayer(
-            self._shape,
-            qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-            out=attention.o_proj,
-            gate_up=fused([mlp.gate_proj, mlp.up_proj]),
-            down=mlp.down_proj,
-            post_norm_H=layer.post_attention_layernorm.weight.detach(),
-            q_norm_E=q_norm_E,
-            k_norm_E=k_norm_E,
-            pack=pack,
-        )
 
     def reset(self) -> None:
         """Forgets the sequence."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
-from experiments import origins_text
+from experiments import differences_text
+from experiments.differences import differences
 from experiments.evidence_origin import EVIDENCE, Said, evidence_origin
-from experiments.origins import differences
 from experiments.study_origin import study_run
 from stages.lineage import Lineage, Step, Target
 from stages.params import read_params
@@ -141,7 +141,7 @@ def _compare(
         ]
         print(json.dumps({**asked, "differences": facts}, indent=2))
     else:
-        print(origins_text.as_text(first, second, found, varies))
+        print(differences_text.as_text(first, second, found, varies))
 
 
 def _varies(root: Path) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
-from experiments.origins import environment_changes
+from experiments.differences import environment_changes
 from experiments.rerun import clone, in_order, rerun
 from experiments.sameness import (
     BITWISE,

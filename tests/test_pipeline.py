@@ -16,8 +16,8 @@ import pytest
 
 from eagle3.tracking import flatten
 from experiments import overlay, verify_command
+from experiments.differences import SETTINGS, differences
 from experiments.lineage_command import as_text
-from experiments.origins import SETTINGS, differences
 from experiments.overlay import project_files
 from experiments.settings_check import check_settings
 from stages.lineage import Lineage

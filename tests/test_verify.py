@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from eagle3.errors import HarnessError
-from experiments import lineage_command, origins_text, verify_command
-from experiments.origins import Difference, differences, environment_changes
+from experiments import differences_text, lineage_command, verify_command
+from experiments.differences import Difference, differences, environment_changes
 from experiments.rerun import in_order, inputs
 from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
@@ -276,7 +276,7 @@ def compared(one: Step, other: Step) -> str:
         for step in (one, other)
     ]
     found = list(differences([one], [other]))
-    return origins_text.as_text(sides[0], sides[1], found, ["metrics/time.*:*", "x.json:key"])
+    return differences_text.as_text(sides[0], sides[1], found, ["metrics/time.*:*", "x.json:key"])
 
 
 def test_a_difference_in_words() -> None:

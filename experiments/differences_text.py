@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments.origins import (
+from experiments.differences import (
     ARM,
     CODE,
     DATA,
