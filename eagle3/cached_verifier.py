@@ -103,15 +103,7 @@ class CachedVerifier:
 
     @torch.inference_mode()
     def forward(self, token_ids_N: Tensor, logits_rows: int) -> Rows:
-        """Appends tokens.
-
-        Args:
-            token_ids_N: i64, the tokens that follow what is in the cache.
-            logits_rows: M; of how many of the last rows the logits are wanted.
-
-        Returns:
-            Rows: logits f[M, V], aux f[N, n, H], in the verifier's dtype.
-        """
+        """See `eagle3.decode.Verifier`."""
         out = self._model(
             token_ids_N[None],
             use_cache=True,

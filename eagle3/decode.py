@@ -39,7 +39,16 @@ class Verifier(Protocol):
 
     def reset(self) -> None: ...
 
-    def forward(self, token_ids_N: Tensor, logits_rows: int) -> Rows: ...
+    def forward(self, token_ids_N: Tensor, logits_rows: int) -> Rows:
+        """Appends tokens.
+
+        Args:
+            token_ids_N: i64, the tokens that follow what is in the cache.
+            logits_rows: M; of how many of the last rows the logits are wanted.
+
+        Returns:
+            Rows: logits f[M, V], aux f[N, n, H], in the verifier's dtype unless said otherwise.
+        """
 
     def crop(self, length: int) -> None: ...
 

@@ -62,35 +62,25 @@ def parting(
     return Parting(name, at, plain, other, gap)
 
 
-def near_tie(
-    name: str,
-    prompt_ids: Sequence[int],
-    plain_ids: Sequence[int],
-    speculative_ids: Sequence[int],
-    logits_after: Callable[[Sequence[int]], Tensor],
-) -> Parting | None:
-    """As `parting`, of texts that may part at a near-tie only.
+def check_near_tie(found: Parting) -> None:
+    """Refuses texts that part anywhere else than at a near-tie.
 
     Raises:
         HarnessError: they part where the verifier is not in doubt, or one ends early.
     """
-    found = parting(name, prompt_ids, plain_ids, speculative_ids, logits_after)
-    if found is None:
-        return None
     if found.gap is None:
         raise HarnessError(
             "plain and speculative decoding stop at different places",
-            where=f"prompt {name}",
+            where=f"prompt {found.id}",
             rule="both stop at the same EOS or limit",
-            got=f"{len(plain_ids)} and {len(speculative_ids)} tokens",
+            got=f"one ends after {found.position} tokens, the other goes on",
             fix="a fault of the decoder: report it",
         )
     if not found.gap < NEAR_TIE:
         raise HarnessError(
             "speculative decoding gives another text than plain decoding",
-            where=f"prompt {name}, new token {found.position}",
+            where=f"prompt {found.id}, new token {found.position}",
             rule=f"equal, or a gap below {NEAR_TIE} between the verifier's best tokens",
             got=f"tokens {found.plain} and {found.speculative}, gap {found.gap:.3g}",
             fix="a fault of the decoder or of the verifier's cache: report it",
         )
-    return found

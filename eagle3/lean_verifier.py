@@ -135,16 +135,8 @@ class LeanVerifier:
 
     @torch.inference_mode()
     def forward(self, token_ids_N: Tensor, logits_rows: int) -> Rows:
-        """Appends tokens.
-
-        Args:
-            token_ids_N: i64, the tokens that follow what is in the cache.
-            logits_rows: M; of how many of the last rows the logits are wanted.
-
-        Returns:
-            Rows: logits f32[M, V] or wider, whose argmax is faster than bfloat16's; aux f[N, n, H]
-            in the verifier's dtype.
-        """
+        """See `eagle3.decode.Verifier`; logits are float32 or wider, whose argmax is faster than
+        bfloat16's."""
         rows, start = len(token_ids_N), self.length
         hidden_NH = functional.embedding(token_ids_N, self._embed_VH)
         width, eps = hidden_NH.shape[1:], self._shape.eps

@@ -20,7 +20,7 @@ from eagle3.dataset import Document
 from eagle3.decode import Decoded, plain_decode, speculative_decode
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject
-from eagle3.exactness import Parting, near_tie
+from eagle3.exactness import Parting, check_near_tie, parting
 from eagle3.generation import Request, generate
 from eagle3.lean_drafter import LeanDrafter
 from eagle3.lean_verifier import decoding_verifier
@@ -205,8 +205,10 @@ def exact_decoding(
             eos_ids=subject.eos_ids,
         )
         decoded.append(got)
-        tie = near_tie(item.id, item.token_ids, plain[item.id], got.token_ids, logits_after)
-        ties += [tie] if tie else []
+        tie = parting(item.id, item.token_ids, plain[item.id], got.token_ids, logits_after)
+        if tie is not None:
+            check_near_tie(tie)
+            ties.append(tie)
     verifier.close()
     return Exactness(decoded, ties)
 

@@ -22,7 +22,7 @@ from eagle3.decode import Decoded, plain_decode
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
 from eagle3.evaluate import EvaluateSettings, Subject, acceptance_summary, check_states
-from eagle3.exactness import near_tie
+from eagle3.exactness import Parting, check_near_tie, parting
 from eagle3.local_decoding import exact_decoding, prompt_of, spread_prompts, timed_decoding
 from eagle3.replay import replay
 from eagle3.shard_writer import ShardWriter
@@ -170,15 +170,21 @@ def test_a_difference_must_be_a_near_tie() -> None:
         asked.append(ids)
         return torch.tensor([0.0, 5.0, 5.0 - 1e-4, 4.0], dtype=torch.float64)
 
-    assert near_tie("a", [9], [1, 3], [1, 3], logits_after) is None
-    tie = near_tie("a", [9], [3, 1, 0], [3, 2, 2], logits_after)
-    assert tie is not None and (tie.position, tie.plain, tie.speculative) == (1, 1, 2)
+    def parted(plain: list[int], speculative: list[int]) -> Parting:
+        found = parting("a", [9], plain, speculative, logits_after)
+        assert found is not None
+        return found
+
+    assert parting("a", [9], [1, 3], [1, 3], logits_after) is None
+    tie = parted([3, 1, 0], [3, 2, 2])
+    check_near_tie(tie)
+    assert (tie.position, tie.plain, tie.speculative) == (1, 1, 2)
     assert tie.gap == pytest.approx(1e-4)
     assert asked == [[9, 3]]
     with pytest.raises(HarnessError, match="another text"):
-        near_tie("a", [9], [1], [3], logits_after)
+        check_near_tie(parted([1], [3]))
     with pytest.raises(HarnessError, match="stop at different places"):
-        near_tie("a", [9], [1], [1, 2], logits_after)
+        check_near_tie(parted([1], [1, 2]))
 
 
 def test_summarise_by_hand(tmp_path: Path) -> None:
