@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,23 @@ from tests.tiny import make_tiny_verifier
 if TYPE_CHECKING:
     from eagle3.verifier import VerifierSpec
     from tests.faulty import Lab
+
+
+@pytest.fixture
+def eagle3_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Calls `eagle3` with arguments; its exit code and its output, or its error where it fails."""
+    from experiments.cli import main
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["eagle3", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+
+    return call
 
 
 @pytest.fixture(scope="session")

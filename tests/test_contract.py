@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from eagle3.errors import HarnessError
 from eagle3.report.contract import checked_against_server, contract
 from eagle3.report.data import ReportData
 from eagle3.shard_writer import ShardWriter
-from experiments.cli import main as eagle3
 from experiments.same_verifier import check_same_verifier
 from stages import parity
 from stages.params import dump_yaml
@@ -143,18 +141,12 @@ def test_stage_without_a_server(lab: Lab, right: Path, here: Path) -> None:
 
 
 @pytest.fixture
-def command(
-    lab: Lab, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def command(lab: Lab, here: Path, eagle3_says: Command) -> Command:
     """Calls `eagle3 parity` on a folder; its exit code, and what it says."""
 
     def call(folder: Path, *more: str) -> tuple[int, str]:
         flags = ["--data-dir", str(folder), "--verifier-path", str(lab.folder), *more]
-        monkeypatch.setattr(sys, "argv", ["eagle3", "parity", *flags])
-        with pytest.raises(SystemExit) as ended:
-            eagle3()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+        return eagle3_says("parity", *flags)
 
     return call
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from eagle3.formats import foreign_states
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import write_head
-from experiments.cli import main as eagle3
 from tests.foreign_data import Made, make_samples, write_arrow, write_specforge, write_v1
 
 Command = Callable[..., tuple[int, str]]
@@ -35,18 +33,14 @@ def command(
     samples: list[Made],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    eagle3_says: Command,
 ) -> Command:
     """Calls it outside of any project; its exit code, and what it says."""
     monkeypatch.chdir(tmp_path)
 
     def call(folder: Path, *more: str, path: Path = verifier) -> tuple[int, str]:
         flags = ["--data-dir", str(folder), "--verifier-path", str(path), *more]
-        monkeypatch.setattr(sys, "argv", ["eagle3", "parity", *flags])
-        with pytest.raises(SystemExit) as ended:
-            eagle3()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.err if ended.value.code else said.out
+        return eagle3_says("parity", *flags)
 
     return call
 
