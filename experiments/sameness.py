@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BITWISE, WITHIN, DIFFERENT, NOT_COMPARED = (
-    "bitwise",
-    "within tolerance",
-    "different",
-    "not compared",
+BITWISE, WITHIN, DIFFERENT, NOT_COMPARED, UNKNOWN = (
+    *("bitwise", "within tolerance", "different", "not compared"),
+    "unknown",  # other bytes, which may be allowed to be others
 )
 _ABSENT = object()
 
@@ -40,6 +38,16 @@ def tolerance_of(name: str, tolerances: Mapping[str, float | None]) -> float | N
         if fnmatch.fnmatchcase(name, pattern):
             return tolerance
     return 0.0
+
+
+def without_the_recorded(name: str, tolerances: Mapping[str, float | None]) -> Verdict:
+    """On a file or folder of other bytes than those recorded, which are no longer at hand."""
+    if tolerance_of(f"{name}:", tolerances) is None:
+        return Verdict(NOT_COMPARED)
+    partly = any(fnmatch.fnmatchcase(name, pattern.partition(":")[0]) for pattern in tolerances)
+    return Verdict(
+        UNKNOWN if partly else DIFFERENT, "and the bytes that dvc.lock speaks of are not here"
+    )
 
 
 def compare_files(

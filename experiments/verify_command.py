@@ -22,11 +22,21 @@ from experiments.sameness import (
     BITWISE,
     DIFFERENT,
     NOT_COMPARED,
+    UNKNOWN,
     WITHIN,
     Verdict,
     compare_files,
+    without_the_recorded,
 )
-from stages.dvc_files import FOLDER, Cache, Entry, file_digest, folder_listing, read_lock
+from stages.dvc_files import (
+    FOLDER,
+    Cache,
+    Entry,
+    digest_of_listing,
+    file_digest,
+    folder_listing,
+    read_lock,
+)
 from stages.lineage import RECORDS
 from stages.params import read_section
 from stages.provenance import git_state
@@ -148,10 +158,13 @@ def _folder_verdict(
     md5: str,
     tolerances: Mapping[str, float | None],
 ) -> Found:
+    made = folder_listing(project / path)
+    if digest_of_listing(made) == md5:
+        return Found(stage, path, BITWISE)
     listing = cache.listing(md5)
     if listing is None:
-        return Found(stage, path, DIFFERENT, "the list of its files is not in DVC's cache")
-    made = folder_listing(project / path)
+        verdict = without_the_recorded(path, tolerances)
+        return Found(stage, path, verdict.state, verdict.first)
     states = []
     for inner in sorted({*listing, *made}):
         name = f"{path}/{inner}"
@@ -162,8 +175,8 @@ def _folder_verdict(
             states.append(Verdict(BITWISE))
             continue
         verdict = _file(root, project, cache, name, listing[inner], tolerances)
-        if verdict.state == DIFFERENT:
-            return Found(stage, path, DIFFERENT, f"{inner}: {verdict.first}")
+        if verdict.state in (DIFFERENT, UNKNOWN):
+            return Found(stage, path, verdict.state, f"{inner}: {verdict.first}")
         states.append(Verdict(verdict.state, f"{inner}: {verdict.first}"))
     kinds = {verdict.state for verdict in states if verdict.state != NOT_COMPARED}
     worst = next(
@@ -192,7 +205,7 @@ def _file(
     if recorded is None and here.is_file() and file_digest(here) == md5:
         recorded = here
     if recorded is None:
-        return Verdict(DIFFERENT, "and the bytes that dvc.lock speaks of are no longer here")
+        return without_the_recorded(name, tolerances)
     return compare_files(recorded, project / name, name, tolerances)
 
 
@@ -225,9 +238,12 @@ def _verdict(results: list[Found], failed: bool) -> str:
         return "a stage failed: what it says is above, and what it did not make is not compared"
     if first is not None:
         return f"not the same: first {first.stage} made another {first.path}: {first.first}"
-    if any(found.state == WITHIN for found in results):
-        return "the same within the tolerances of params.yaml, verify"
-    return "the same, to the bit"
+    near = any(found.state == WITHIN for found in results)
+    same = (
+        "the same within the tolerances of params.yaml, verify" if near else "the same, to the bit"
+    )
+    unknown = [found.path for found in results if found.state == UNKNOWN]
+    return f"{same}, but for what cannot be told: {', '.join(unknown)}" if unknown else same
 
 
 def _environment(

@@ -17,7 +17,15 @@ from eagle3.errors import HarnessError
 from experiments import differences_text, lineage_command, verify_command
 from experiments.differences import Difference, differences, environment_changes
 from experiments.rerun import in_order, inputs
-from experiments.sameness import BITWISE, DIFFERENT, NOT_COMPARED, WITHIN, compare_files
+from experiments.sameness import (
+    BITWISE,
+    DIFFERENT,
+    NOT_COMPARED,
+    UNKNOWN,
+    WITHIN,
+    compare_files,
+    without_the_recorded,
+)
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
 from stages.lineage import Lineage, Step, Target
 
@@ -141,6 +149,28 @@ def test_what_differs_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("noise", "state"), [("0", BITWISE), ("0.5", DIFFERENT)])
+def test_in_a_clone_without_the_cache(
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    noise: str,
+    state: str,
+) -> None:
+    """What a stranger has: dvc.lock and no bytes. A digest alone says whether a folder is equal."""
+    copy = tmp_path / "project"
+    subprocess.run(["git", "clone", "-q", str(project), str(copy)], check=True)
+    shutil.copy(project / "dvc.lock", copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("NOISE", noise)
+    code, outs, _ = verified(copy, capsys)
+    assert code == (state == DIFFERENT) and outs["checkpoints/a"]["state"] == state
+    # Its time is another one, and may be; whether more is different, nothing here tells.
+    assert outs["metrics/summary.json"]["state"] == UNKNOWN
+
+
+@pytest.mark.slow
 def test_one_stage_on_recorded_inputs(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +206,9 @@ commit, machine and versions are those of the recorded run"""
     assert text.endswith("what else is not as in the recorded run:\n  threads: 1 -> 3")
     near = verify_command.Found("train@a", "metrics/a.json", WITHIN, "tau: 1.0, now 1.01")
     assert "the same within the tolerances" in verify_command.as_text([near], {}, failed=False)
+    unknown = verify_command.Found("report", "metrics/x.json", UNKNOWN, "and the bytes")
+    text = verify_command.as_text([same, unknown], {}, failed=False)
+    assert "\nthe same, to the bit, but for what cannot be told: metrics/x.json\n" in text
     assert "a stage failed: what it says is above" in verify_command.as_text(
         [other], {}, failed=True
     )
@@ -381,6 +414,15 @@ def test_json_by_key(
     other = written(tmp_path / "other" / "x.json", new)
     verdict = compare_files(one, other, "x.json", tolerances)
     assert (verdict.state, verdict.first) == (state, first)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("a.timing.json", NOT_COMPARED), ("summary.json", UNKNOWN), ("a.json", DIFFERENT)],
+)
+def test_other_bytes_than_recorded_ones_that_are_gone(name: str, state: str) -> None:
+    varies = {"*.timing.json:*": None, "summary.json:seconds.*": None}
+    assert without_the_recorded(name, varies).state == state
 
 
 def test_tensors_by_name_dtype_and_bytes(tmp_path: Path) -> None:
