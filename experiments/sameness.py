@@ -46,7 +46,7 @@ def without_the_recorded(name: str, tolerances: Mapping[str, float | None]) -> V
         return Verdict(NOT_COMPARED)
     partly = any(fnmatch.fnmatchcase(name, pattern.partition(":")[0]) for pattern in tolerances)
     return Verdict(
-        UNKNOWN if partly else DIFFERENT, "and the bytes that dvc.lock speaks of are not here"
+        UNKNOWN if partly else DIFFERENT, "other bytes than those of dvc.lock, which are not here"
     )
 
 
