@@ -13,7 +13,7 @@ import pytest
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
 from experiments.settings_check import check_inputs, check_settings, check_sources
-from stages.params import read_params
+from stages.params import overlaid, read_params, read_yaml
 
 DVC_YAML = """
 stages:
@@ -180,6 +180,13 @@ def test_the_default_settings_are_right(project_root: Path) -> None:
     check_settings(params, "params.yaml")
     check_inputs(params, project_root, "params.yaml")
     check_sources(params, project_root, "params.yaml")
+
+
+@pytest.mark.parametrize("name", ["kimi_k25", "smollm2_full"])
+def test_the_settings_in_experiments_fit_todays_defaults(project_root: Path, name: str) -> None:
+    path = project_root / "experiments" / f"{name}.yaml"
+    params = overlaid(read_params(project_root / "params.yaml"), read_yaml(path), where=path)
+    check_settings(params, str(path))
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
