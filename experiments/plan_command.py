@@ -89,7 +89,7 @@ def _verifier(
                 where=f"{where}, verifier",
                 rule="a folder with config.json, or its sizes under plan.shape",
                 got=str(folder if source is None else source),
-                fix="state plan.shape, or run the verifier stage first"
+                fix="state plan.shape, or run `dvc repro verifier` first"
                 if source is None
                 else "state plan.shape, or download its config.json into a folder and give that",
             )

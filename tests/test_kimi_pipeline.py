@@ -310,12 +310,15 @@ def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
     assert [line.split()[0] for line in enough] == ["10,000"]
 
 
-def test_a_verifier_of_unknown_shape(project_root: Path) -> None:
+def test_a_verifier_of_unknown_shape(project_root: Path, tmp_path: Path) -> None:
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     overlay["plan"]["shape"] = None
     params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
     with pytest.raises(HarnessError, match=r"not on this machine[\s\S]*plan.shape[\s\S]*Kimi-K2.5"):
         plan_command.describe(params, project_root, "kimi")
+    default = read_params(project_root / "params.yaml")
+    with pytest.raises(HarnessError, match="plan.shape, or run `dvc repro verifier` first"):
+        plan_command.describe(default, tmp_path, "params.yaml")
 
 
 def test_a_stated_shape_that_is_not_the_verifiers(project_root: Path, tmp_path: Path) -> None:
