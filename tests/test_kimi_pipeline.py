@@ -334,7 +334,7 @@ def test_a_verifier_of_unknown_shape(project_root: Path, tmp_path: Path) -> None
     with pytest.raises(HarnessError, match=r"not on this machine[\s\S]*plan.shape[\s\S]*Kimi-K2.5"):
         plan_command.describe(params, project_root, "kimi")
     default = read_params(project_root / "params.yaml")
-    with pytest.raises(HarnessError, match="plan.shape, or run `dvc repro verifier` first"):
+    with pytest.raises(HarnessError, match=r"plan\.shape, or run `dvc repro verifier` first"):
         plan_command.describe(default, tmp_path, "params.yaml")
 
 
