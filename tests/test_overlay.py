@@ -12,7 +12,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
-from experiments.settings_check import check_inputs, check_settings, check_sources
+from experiments.settings_check import check_inputs, check_settings, check_sources, uncompared
 from stages.params import read_params
 
 DVC_YAML = """
@@ -180,6 +180,21 @@ def test_the_default_settings_are_right(project_root: Path) -> None:
     check_settings(params, "params.yaml")
     check_inputs(params, project_root, "params.yaml")
     check_sources(params, project_root, "params.yaml")
+
+
+def test_an_arm_that_nobody_compares(project_root: Path) -> None:
+    """It would be found out by compare, after hours."""
+    params = read_params(project_root / "params.yaml")
+    params["arms"]["mine"] = {**params["arms"]["finetune"], "init": "checkpoints/base"}
+    assert uncompared(params, project_root) == ["mine"]
+    check_inputs(params, project_root, "params.yaml")
+    params["compare"]["arms"] = ["finetune", "mine"]
+    expected = r"compare.arms[\s\S]*scratch, finetune[\s\S]*got: mine[\s\S]*metrics/mine.jsonl"
+    with pytest.raises(HarnessError, match=expected):
+        check_inputs(params, project_root, "params.yaml")
+    params["compare"]["arms"] = ["finetune", "nobody"]
+    with pytest.raises(HarnessError, match=r"got: nobody[\s\S]*correct the name"):
+        check_inputs(params, project_root, "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
