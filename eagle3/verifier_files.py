@@ -15,7 +15,7 @@ from eagle3.workspace import digest
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE_FOLDER = "download or save the verifier again, whole"
-NO_VERIFIER = "correct the path or hub id; data/verifier comes from the verifier stage"
+NO_VERIFIER = "correct verifier.source, or the path; data/verifier comes from the verifier stage"
 SINGLE = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin")
 
 
