@@ -15,6 +15,7 @@ from eagle3.workspace import digest
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE_FOLDER = "download or save the verifier again, whole"
+NO_VERIFIER = "correct verifier.source, or the path; data/verifier comes from the verifier stage"
 SINGLE = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin")
 
 
@@ -42,7 +43,7 @@ def find_file(source: str, name: str) -> Path:
             where=source,
             rule="a Hugging Face model folder or hub id",
             got=error,
-            fix="run the verifier stage, or correct verifier.source",
+            fix=NO_VERIFIER,
         ) from None
     if path is None or not path.is_file():
         first = name == "config.json"
@@ -51,7 +52,7 @@ def find_file(source: str, name: str) -> Path:
             where=source,
             rule="a Hugging Face model folder or hub id" + ("" if first else ", whole"),
             got="no such file",
-            fix="run the verifier stage, or correct verifier.source" if first else WHOLE_FOLDER,
+            fix=NO_VERIFIER if first else WHOLE_FOLDER,
         )
     return path
 

@@ -18,6 +18,11 @@ from stages.params import read_params
 
 SHORT = 12  # letters of a digest
 LONGEST = 90  # letters of a setting; --json has all of them
+# A fresh clone has dvc.lock, and not the records that lie in DVC's cache.
+NOT_RUN_HERE = (
+    "Digests and settings are those of dvc.lock. None of these stages has left a record here:\n"
+    "commits, times and MLflow runs are with whoever ran them; `make repro` makes its own."
+)
 
 
 def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
@@ -80,13 +85,15 @@ def as_text(target: Target, steps: list[Step], said: Said | None = None) -> str:
     told = {step.stage for step in steps if at and step.stage.endswith(at + arm)} | {steps[0].stage}
     paragraphs = [_paragraph(step, settings=step.stage in told) for step in steps]
     paragraphs[0] += "".join(f"\n  {word:<7} {_cut(text)}" for word, text in said or [])
+    if not any(step.record for step in steps):
+        paragraphs.append(NOT_RUN_HERE)
     return "\n\n".join([first, *paragraphs])
 
 
 def _paragraph(step: Step, *, settings: bool) -> str:
     record = step.record
     code = str(record.get("commit") or "unknown")[:SHORT] + ("+" if record.get("dirty") else "")
-    when = record.get("started") or record.get("written") or "its record is lost"
+    when = record.get("started") or record.get("written") or "its record is not here"
     lines = [f"{step.stage}   code {code}   {when}"]
     if named := (record.get("experiment") or {}).get("name"):
         lines[0] += f"   experiment {named}"

@@ -20,7 +20,13 @@ from typing import Any
 from eagle3.errors import HarnessError
 from eagle3.workspace import write_atomically, write_json
 from experiments.renewal import repro
-from experiments.settings_check import check_inputs, check_settings, check_sources
+from experiments.settings_check import (
+    WRITE_IN,
+    check_inputs,
+    check_settings,
+    check_sources,
+    uncompared,
+)
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
 from stages.tracking import resolve_store
@@ -143,6 +149,13 @@ def run_default(root: Path) -> int:
 
 
 def _run(folder: Path, environment: dict[str, str], targets: Sequence[str] = ()) -> int:
+    if not targets:
+        for arm in uncompared(read_params(folder / "params.yaml"), folder):
+            print(
+                f"arm {arm} will be trained and evaluated (metrics/{arm}.json), but will not be in "
+                f"the report: {WRITE_IN.format(arm=arm)}",
+                flush=True,
+            )
     code = repro(folder, environment, targets)
     if code == 0 and not targets:
         print(f"\nreport:    {folder / 'report' / 'report.html'}\nMLflow UI: make ui")

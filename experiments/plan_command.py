@@ -20,6 +20,7 @@ from eagle3.planning import (
     estimate,
     warnings,
 )
+from eagle3.reading import read_lines
 from eagle3.settings import read_settings
 from eagle3.train_settings import TrainSettings
 from eagle3.verifier import VerifierSpec
@@ -48,7 +49,7 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
     if spec is not None:
         check_fits(params, spec, where=where)
     extract, train, layers = _read(params, shape, where)
-    task = task_of(params, shape, where)
+    task = task_of(params, shape, where, root)
     found = estimate(task)
     free = float(shutil.disk_usage(root).free)
     stored: str = extract.dtype if extract.dtype != "float16" else "bfloat16"
@@ -89,7 +90,7 @@ def _verifier(
                 where=f"{where}, verifier",
                 rule="a folder with config.json, or its sizes under plan.shape",
                 got=str(folder if source is None else source),
-                fix="state plan.shape, or run the verifier stage first"
+                fix="state plan.shape, or run `dvc repro verifier` first"
                 if source is None
                 else "state plan.shape, or download its config.json into a folder and give that",
             )
@@ -108,11 +109,14 @@ def _verifier(
     return name, shape, spec
 
 
-def task_of(params: Mapping[str, Any], shape: Shape, where: str) -> Task:
+def task_of(params: Mapping[str, Any], shape: Shape, where: str, root: Path = Path()) -> Task:
     """The run in numbers, for a verifier of this shape.
 
+    Args:
+        root: where a relative `prompts.source` begins.
+
     Raises:
-        HarnessError: settings that cannot be used.
+        HarnessError: settings that cannot be used, or an unknown number of prompts.
     """
     settings = read_settings(PlanSettings, params["plan"], where=f"{where}, plan")
     _, train, layers = _read(params, shape, where)
@@ -129,11 +133,9 @@ def task_of(params: Mapping[str, Any], shape: Shape, where: str) -> Task:
             "head_dim": wanted.head_dim or shape.head_dim,
         }
     )
-    count = params["prompts"]["count"]
-    limit = params["regenerate"].get("limit")
     return Task(
         verifier=shape,
-        samples=count if limit is None else min(count, limit),
+        samples=_samples(params, root, where),
         dev_share=params["prompts"]["dev_share"],
         prompt_tokens=settings.prompt_tokens,
         response_tokens=min(
@@ -162,6 +164,24 @@ def task_of(params: Mapping[str, Any], shape: Shape, where: str) -> Task:
         test_prompts=settings.test_prompts,
         decoded=params["evaluate"]["decode_prompts"] * params["evaluate"]["decode_tokens"],
     )
+
+
+def _samples(params: Mapping[str, Any], root: Path, where: str) -> int:
+    """Training and dev documents, at most: lines that are held out or twice count as well."""
+    source, count = params["prompts"].get("source"), params["prompts"]["count"]
+    limit = params["regenerate"].get("limit")
+    file = root / source if source is not None else None
+    lines = sum(1 for _ in read_lines(file)) if file is not None and file.is_file() else None
+    known = [number for number in (count, limit, lines) if number is not None]
+    if not known:
+        raise HarnessError(
+            "the number of prompts is unknown",
+            where=f"{where}, prompts",
+            rule="prompts.count or regenerate.limit, or a .jsonl file that is here as source",
+            got=f"count null, limit null, source {source}",
+            fix="state prompts.count",
+        )
+    return min(known)
 
 
 def _device(params: Mapping[str, Any]) -> float | None:

@@ -17,6 +17,11 @@ from stages.dvc_files import read_lock
 from stages.fitting import check_fits
 from stages.params import SECTIONS, read_yaml
 
+# What an arm that was added needs.
+WRITE_IN = (
+    "write metrics/{arm}.jsonl and its other files beside the other arms', in the commands and "
+    "deps of compare and report in dvc.yaml"
+)
 FILES = (".jsonl", ".gz")  # prompts: what ends so is a file, whether it is there or not
 
 
@@ -66,8 +71,20 @@ def models() -> dict[str, type[Settings]]:
     }
 
 
+def uncompared(params: Mapping[str, Any], root: Path) -> list[str]:
+    """Arms that are trained and evaluated, but whose counts dvc.yaml's `compare` does not read.
+
+    DVC makes a stage of each arm for everything up to evaluation; what stands after it names its
+    files one by one.
+    """
+    stage = read_yaml(root / "dvc.yaml")["stages"].get("compare")
+    read = None if stage is None else {str(dep) for dep in stage.get("deps", [])}
+    return [arm for arm in params.get("arms", {}) if read and f"metrics/{arm}.jsonl" not in read]
+
+
 def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
-    """Refuses an arm that reads what is not there and no stage makes.
+    """Refuses an arm that reads what is not there and no stage makes, and a comparison of an arm
+    that the pipeline does not compare.
 
     Args:
         root: folder with dvc.yaml.
@@ -92,6 +109,18 @@ def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
                     got=arm[key],
                     fix="correct the path",
                 )
+    unread = uncompared(params, root)
+    for name in (params.get("compare") or {}).get("arms", []):
+        if name in unread or name not in arms:
+            raise HarnessError(
+                "an arm is to be compared that the pipeline does not compare",
+                where=f"{where}, compare.arms",
+                rule=f"two of {', '.join(arm for arm in arms if arm not in unread)}",
+                got=name,
+                fix=f"give an arm of these {name}'s settings, or {WRITE_IN.format(arm=name)}"
+                if name in unread
+                else "correct the name",
+            )
 
 
 def check_sources(params: Mapping[str, Any], root: Path, where: str) -> None:

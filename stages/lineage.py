@@ -111,8 +111,8 @@ class Lineage:
             "nothing here has this origin",
             where="dvc.lock",
             got=asked,
-            rule="a stage, a path that a stage makes, the id of an MLflow run of this project, "
-            f"or a key of {SUMMARY} such as tau.scratch.all",
+            rule="a stage, a path that a stage makes, a .json in reports/, the id of an MLflow run "
+            f"of this project, or a key of {SUMMARY} such as tau.scratch.all",
             fix="`dvc stage list` and `dvc metrics show` name what there is",
         )
 

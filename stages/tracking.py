@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.tracking import JsonlTracker
+from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
 from stages.system_metrics import PREFIX, Watch
 
@@ -68,6 +69,13 @@ def _outer_root(root: Path) -> Path:
     return Path(os.environ.get("DVC_ROOT") or root).resolve()
 
 
+def _store_root(root: Path) -> Path:
+    """Of an overlay's folder the project's, where its pipeline's runs are, too."""
+    outer = _outer_root(root)
+    overlay = (outer / ORIGIN_FILE).is_file() and outer.parent.parent.name == ".work"
+    return outer.parents[2] if overlay else outer
+
+
 def resolve_store(root: Path) -> Store:
     """MLFLOW_TRACKING_URI, else mlflow.db under DVC_ROOT, else under the project's root."""
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
@@ -76,9 +84,9 @@ def resolve_store(root: Path) -> Store:
         return Store(uri, None, experiment)
     if uri:
         # An absolute path has four slashes. A relative one is taken from the project's root.
-        database = _outer_root(root) / uri.removeprefix("sqlite:///")
+        database = _store_root(root) / uri.removeprefix("sqlite:///")
     else:
-        database = _outer_root(root) / "mlflow.db"
+        database = _store_root(root) / "mlflow.db"
     return Store(f"sqlite:///{database}", database.parent / "mlartifacts", experiment)
 
 

@@ -296,6 +296,23 @@ def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
     assert hours["evaluation, each arm"] == pytest.approx(1 + 36000 * 1730 / 15000 / 3600)
 
 
+def test_how_many_prompts_a_plan_counts(project_root: Path, tmp_path: Path) -> None:
+    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
+    overlay["prompts"] |= {"source": "mine.jsonl", "count": None}
+    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
+
+    def samples() -> int:
+        return plan_command.task_of(params, stated_shape(params), "kimi", tmp_path).samples
+
+    with pytest.raises(HarnessError, match=r"prompts is unknown[\s\S]*state prompts.count"):
+        samples()
+    line = json.dumps({"messages": [{"role": "user", "content": "Why?"}]})
+    (tmp_path / "mine.jsonl").write_text(f"{line}\n\n{line}\n{line}\n")
+    assert samples() == 3
+    params["prompts"]["count"] = 2
+    assert samples() == 2
+
+
 def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
@@ -310,12 +327,15 @@ def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
     assert [line.split()[0] for line in enough] == ["10,000"]
 
 
-def test_a_verifier_of_unknown_shape(project_root: Path) -> None:
+def test_a_verifier_of_unknown_shape(project_root: Path, tmp_path: Path) -> None:
     overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
     overlay["plan"]["shape"] = None
     params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
     with pytest.raises(HarnessError, match=r"not on this machine[\s\S]*plan.shape[\s\S]*Kimi-K2.5"):
         plan_command.describe(params, project_root, "kimi")
+    default = read_params(project_root / "params.yaml")
+    with pytest.raises(HarnessError, match=r"plan\.shape, or run `dvc repro verifier` first"):
+        plan_command.describe(default, tmp_path, "params.yaml")
 
 
 def test_a_stated_shape_that_is_not_the_verifiers(project_root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from experiments.overlay import prepare, project_files, run_overlay
-from experiments.settings_check import check_inputs, check_settings, check_sources
+from experiments.settings_check import check_inputs, check_settings, check_sources, uncompared
 from stages.params import overlaid, read_params, read_yaml
 
 DVC_YAML = """
@@ -187,6 +187,21 @@ def test_the_settings_in_experiments_fit_todays_defaults(project_root: Path, nam
     path = project_root / "experiments" / f"{name}.yaml"
     params = overlaid(read_params(project_root / "params.yaml"), read_yaml(path), where=path)
     check_settings(params, str(path))
+
+
+def test_an_arm_that_nobody_compares(project_root: Path) -> None:
+    """It would be found out by compare, after hours."""
+    params = read_params(project_root / "params.yaml")
+    params["arms"]["mine"] = {**params["arms"]["finetune"], "init": "checkpoints/base"}
+    assert uncompared(params, project_root) == ["mine"]
+    check_inputs(params, project_root, "params.yaml")
+    params["compare"]["arms"] = ["finetune", "mine"]
+    expected = r"compare.arms[\s\S]*scratch, finetune[\s\S]*got: mine[\s\S]*metrics/mine.jsonl"
+    with pytest.raises(HarnessError, match=expected):
+        check_inputs(params, project_root, "params.yaml")
+    params["compare"]["arms"] = ["finetune", "nobody"]
+    with pytest.raises(HarnessError, match=r"got: nobody[\s\S]*correct the name"):
+        check_inputs(params, project_root, "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,30 @@ def test_a_studys_run_leads_back(
         lineage_command.run(tmp_path, "0" * 32, None, as_json=False)
 
 
+def test_a_clone_in_which_nothing_has_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    lineage_command.run(tmp_path, "evaluate@a", None, as_json=False)
+    text = capsys.readouterr().out
+    assert "train@a   code unknown   its record is not here" in text
+    assert text.endswith(f"\n\n{lineage_command.NOT_RUN_HERE}\n")
+    record = tmp_path / "provenance/train@a.json"
+    record.parent.mkdir()
+    record.write_text('{"started": "2020-01-01T00:00:00Z", "commit": "0123456789abcdef"}')
+    (tmp_path / "dvc.lock").write_text(LOCK.replace("RECORD", file_digest(record)))
+    lineage_command.run(tmp_path, "evaluate@a", None, as_json=False)
+    text = capsys.readouterr().out
+    assert "train@a   code 0123456789ab   2020-01-01T00:00:00Z" in text
+    assert lineage_command.NOT_RUN_HERE not in text
+
+
+def test_what_has_no_origin_is_told_what_has(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    with pytest.raises(HarnessError, match=r"a \.json in reports/"):
+        lineage_command.run(tmp_path, "reports/report.png", None, as_json=False)
+
+
 def test_a_path_inside_an_output_stands_for_it(tmp_path: Path) -> None:
     (tmp_path / "dvc.lock").write_text(LOCK)
     found = provenance.input_digests(

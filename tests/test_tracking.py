@@ -18,6 +18,7 @@ import pytest
 from eagle3.tracking import JsonlTracker, flatten, read_journal
 from experiments import sync_command
 from stages import sending, tracking
+from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
 from stages.tracking import MlflowTracker, Store, journal_root, replay, resolve_store
 
@@ -95,6 +96,20 @@ def test_store_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_store(tmp_path).database == Path("/abs/x.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     assert resolve_store(tmp_path) == Store("http://127.0.0.1:1", None)
+
+
+def test_a_command_in_an_overlays_folder_uses_the_projects_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    overlay = tmp_path / ".work" / "overlays" / "my"
+    overlay.mkdir(parents=True)
+    (overlay / ORIGIN_FILE).write_text("{}")
+    assert resolve_store(overlay) == resolve_store(tmp_path)
+    assert journal_root(overlay) == overlay / ".work" / "tracking"  # names may be the project's
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
+    assert resolve_store(overlay).database == tmp_path / "x.db"
 
 
 def test_a_run_arrives_whole(tmp_path: Path, store: Store) -> None:

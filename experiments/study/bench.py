@@ -200,7 +200,7 @@ class Bench:
                     "an arm's input is missing",
                     where=head_path,
                     rule="an output of the pipeline",
-                    fix="run the pipeline first",
+                    fix="run `make repro` first",
                 )
             head = read_head(head_path)
             vocabulary = read_vocabulary(self.root / entry.vocab, vocab_size=head.config.vocab_size)
