@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from eagle3.errors import HarnessError
 
+HALF = b"\\ud"  # how JSON begins to write half of a character, and both halves of many
+
 
 def read_object(path: Path, *, fix: str | None = None) -> dict[str, Any]:
     """A JSON file that holds one object.
@@ -26,7 +28,7 @@ def read_object(path: Path, *, fix: str | None = None) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HarnessError(
             "not a JSON file", where=path, rule="one JSON object", got=error, fix=fix
         ) from None
@@ -113,13 +115,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _value(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode())
-    except ValueError as error:
+        value = json.loads(line.decode())
+        if HALF in line.lower():
+            # JSON can name half a character in any of its texts; no file can hold it.
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError) as error:
         shown = line.strip()[:80].decode(errors="replace")
+        what: object = error
+        if isinstance(error, RecursionError):
+            what = "nested too deep"
+        elif isinstance(error, UnicodeEncodeError):
+            what = f"a text is not Unicode: {error}"
         raise HarnessError(
             "a line is not JSON",
             where=where,
             rule="one JSON object a line, in UTF-8",
-            got=f"{shown} ({error})",
+            got=f"{shown} ({what})",
             fix="correct or remove the line",
         ) from None

@@ -59,7 +59,7 @@ def work_folder(
         yield folder
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock")) as lock:
+    with locked(folder.with_name(f"{folder.name}.lock")) as lock:
         if lock is None:
             raise HarnessError(
                 f"stage {stage} with the same settings is running already",
@@ -80,7 +80,7 @@ def work_folder(
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Path | None]:
+def locked(path: Path) -> Iterator[Path | None]:
     """Holds a lock file, which the holder may delete; None where another process holds it."""
     while True:
         with path.open("w") as file:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
+from eagle3.reading import read_object
 from experiments import differences_text
 from experiments.differences import differences
 from experiments.evidence_origin import EVIDENCE, Said, evidence_origin
 from experiments.study_origin import study_run
-from stages.lineage import Lineage, Step, Target
+from stages.lineage import SUMMARY, Lineage, Step, Target
 from stages.params import read_params
 
 SHORT = 12  # letters of a digest
@@ -52,6 +53,10 @@ def run(root: Path, asked: str, against: str | None, *, as_json: bool) -> None:
 def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step], Said]:
     try:
         target = lineage.find(asked)
+    except json.JSONDecodeError:
+        if (root / SUMMARY).is_file():  # if it is this one, it is named
+            read_object(root / SUMMARY, fix=f"`git checkout {SUMMARY}`, or make repro")
+        raise
     except HarnessError:
         if (run := study_run(root, lineage, asked)) is not None:
             return *run, []

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
-from eagle3.workspace import write_atomically, write_json
+from eagle3.workspace import locked, write_atomically, write_json
 from experiments.renewal import repro
 from experiments.settings_check import (
+    ARM_INPUTS,
     WRITE_IN,
     check_inputs,
     check_settings,
     check_sources,
+    made_by_stages,
     uncompared,
 )
+from stages import outside
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
 from stages.tracking import resolve_store
@@ -98,16 +101,21 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     Raises:
         HarnessError: the overlay is missing, not YAML, or makes settings that `check` refuses.
     """
+    where = f"{overlay} over params.yaml"
     merged = overlaid(read_params(root / "params.yaml"), read_yaml(overlay), where=overlay)
-    check(merged, f"{overlay} over params.yaml")
-    check_inputs(merged, root, f"{overlay} over params.yaml")
-    check_sources(merged, root, f"{overlay} over params.yaml")
-    folder = root / ".work" / "overlays" / overlay.stem
+    check(merged, where)
+    check_inputs(merged, root, where)
+    check_sources(merged, root, where)
+    links = _outside(root, merged, where)
+    files = project_files(root)
+    copied = {*files, *(str(parent) for name in files for parent in Path(name).parents), *links}
+    check_inputs(merged, root, where, there=copied)
+    folder = _folder_of(root, overlay)
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
     before = set(json.loads(origin.read_text())["files"]) if origin.exists() else set()
     # What was measured apart speaks of the project's own verifier and settings.
-    names = [name for name in project_files(root) if not name.startswith("reports/")]
+    names = [name for name in files if not name.startswith("reports/")]
     # A note, since DVC warns of a folder without a file at every stage that reads it.
     note = "What was measured apart from the pipeline is in the project's own reports/.\n"
     write_atomically(folder / "reports" / "README", note)
@@ -115,6 +123,8 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
         _copy_changed(root / name, folder / name)
     for name in before - set(names):
         (folder / name).unlink(missing_ok=True)
+    for name in links:
+        _link(root / name, folder / name)
     write_atomically(folder / "params.yaml", dump_yaml(merged))
     write_json(origin, {"overlay": overlay.name, "git": git_state(root), "files": names})
     write_atomically(
@@ -125,10 +135,82 @@ def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
     return folder
 
 
+def _folder_of(root: Path, overlay: Path) -> Path:
+    if not overlay.stem.strip("."):
+        raise HarnessError(
+            "an overlay's folder is named after its file, and this one has no name",
+            where=overlay,
+            rule="a name before .yaml",
+            got=overlay.name,
+            fix="rename the file",
+        )
+    return root / ".work" / "overlays" / overlay.stem
+
+
+def _outside(root: Path, params: Mapping[str, Any], where: str) -> list[str]:
+    """Relative paths that settings name, that are there, and that no stage makes: what of them git
+    ignores is not among the files that are copied.
+
+    Raises:
+        HarnessError: one that leads out of the project: from the copy it would lead elsewhere.
+    """
+    named = {f"{s}.{k}": v for s in outside.KEYS for k, v in outside.named(s, params.get(s) or {})}
+    arms: Mapping[str, Any] = params.get("arms") or {}
+    named |= {f"arms.{name}.{key}": arm[key] for name, arm in arms.items() for key in ARM_INPUTS}
+    made = made_by_stages(root, arms)
+    found = []
+    for key, value in named.items():
+        path = Path(value)
+        if path.is_absolute() or not (root / path).exists():
+            continue
+        if ".." in path.parts:
+            raise HarnessError(
+                "an overlay runs in a folder of its own, from where this path leads elsewhere",
+                where=f"{where}, {key}",
+                rule="an absolute path, or one below the project",
+                got=value,
+                fix=f"{(root / path).resolve()}",
+            )
+        if path.parts and not made & {str(path), *map(str, path.parents)}:
+            found.append(str(path))
+    return found
+
+
+def _link(source: Path, destination: Path) -> None:
+    if destination.is_symlink() and destination.readlink() != source:
+        destination.unlink()
+    if not destination.exists():
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.symlink_to(source)
+
+
 def run_overlay(
     root: Path, overlay: Path, check: Check = check_settings, targets: Sequence[str] = ()
 ) -> int:
-    """Runs the pipeline (or only what these stages need) under an overlay; DVC's exit code."""
+    """Runs the pipeline (or only what these stages need) under an overlay; DVC's exit code.
+
+    Raises:
+        HarnessError: see `prepare`, or another overlay of this name runs now.
+    """
+    folder = _folder_of(root, overlay)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever came second would change the settings under stages that have not begun.
+    with locked(folder.with_name(f"{folder.name}.lock")) as lock:
+        if lock is None:
+            raise HarnessError(
+                "an overlay of this name is running already",
+                where=folder,
+                rule="one at a time in this folder",
+                got=overlay,
+                fix="wait for it or stop it, or give this file another name",
+            )
+        try:
+            return _run_in_copy(root, overlay, check, targets)
+        finally:
+            lock.unlink()
+
+
+def _run_in_copy(root: Path, overlay: Path, check: Check, targets: Sequence[str]) -> int:
     folder = prepare(root, overlay, check)
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.

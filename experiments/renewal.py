@@ -6,6 +6,7 @@ provenance (stages/outside.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,10 @@ def changed(folder: Path, stage: str) -> list[str]:
     if not now:
         return []
     record = folder / "provenance" / f"{stage}.json"
-    known = json.loads(record.read_text()).get("outside", {}) if record.is_file() else {}
+    known: Mapping[str, str] = {}
+    # A record that is damaged says nothing; DVC puts it back, or its stage writes it again.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        known = json.loads(record.read_text()).get("outside", {})
     return [path for path, content in now.items() if known.get(path) != content]
 
 

@@ -16,6 +16,7 @@ from eagle3.errors import HarnessError
 from stages.dvc_files import Cache, Entry
 from stages.signals import run_child
 
+COMMITTED = ("dvc.yaml", "params.yaml", ".dvc/config")
 STDERR = 2  # the verdict alone goes to stdout
 
 
@@ -58,7 +59,7 @@ def clone(root: Path, place: Path) -> Path:
     """HEAD in `place`/project, on the project's cache, with its dvc.lock.
 
     Raises:
-        HarnessError: no git work tree.
+        HarnessError: no git work tree, or one whose commit does not have the pipeline.
     """
     project = place / "project"
     done = subprocess.run(
@@ -71,6 +72,14 @@ def clone(root: Path, place: Path) -> Path:
             rule="a git work tree with a commit",
             got=done.stderr.strip(),
             fix="clone the project with git, or `git init` and commit it",
+        )
+    if missing := [name for name in COMMITTED if not (project / name).is_file()]:
+        raise HarnessError(
+            "verifying runs what is committed, and the pipeline is not",
+            where=root,
+            rule=f"{', '.join(COMMITTED)} in the commit that HEAD names",
+            got=f"a commit without {', '.join(missing)}, or no commit yet",
+            fix="commit them",
         )
     # Engines are part of the machine: the clone uses those that are installed.
     with (project / ".git" / "info" / "exclude").open("a") as ignored:

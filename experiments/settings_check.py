@@ -6,7 +6,8 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ WRITE_IN = (
     "write metrics/{arm}.jsonl and its other files beside the other arms', in the commands and "
     "deps of compare and report in dvc.yaml"
 )
+ARM_INPUTS = ("init", "head", "states", "vocab")
+ARM_NAME = re.compile(r"[A-Za-z0-9_][\w-]*", re.ASCII)
+EXPORTS = "export"  # checkpoints/export/ has every arm's
 FILES = (".jsonl", ".gz")  # prompts: what ends so is a file, whether it is there or not
 
 
@@ -82,26 +86,47 @@ def uncompared(params: Mapping[str, Any], root: Path) -> list[str]:
     return [arm for arm in params.get("arms", {}) if read and f"metrics/{arm}.jsonl" not in read]
 
 
-def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
-    """Refuses an arm that reads what is not there and no stage makes, and a comparison of an arm
-    that the pipeline does not compare.
+def made_by_stages(root: Path, arms: Iterable[str]) -> set[str]:
+    """All outputs that dvc.yaml names, with these arms."""
+    return {
+        str(out).replace("${key}", arm)
+        for stage in read_yaml(root / "dvc.yaml")["stages"].values()
+        for out in stage.get("do", stage).get("outs", [])
+        for arm in (*arms, "")
+        if arm or "${key}" not in str(out)
+    }
+
+
+def check_inputs(
+    params: Mapping[str, Any], root: Path, where: str, *, there: Collection[str] | None = None
+) -> None:
+    """Refuses an arm or a stage that reads what is not there and no stage makes, and a comparison
+    of an arm that the pipeline does not compare.
 
     Args:
         root: folder with dvc.yaml.
+        there: relative paths that are there; None: all that lie in root.
 
     Raises:
-        HarnessError: names arm, key and path.
+        HarnessError: names arm, key and path, or stage and path.
     """
     arms = params.get("arms", {})
     if not arms:
         return
-    made = set()
-    for stage in read_yaml(root / "dvc.yaml")["stages"].values():
-        for out in stage.get("do", stage).get("outs", []):
-            made |= {str(out).replace("${key}", arm) for arm in arms}
+    made = made_by_stages(root, arms)
+    places = {path.split("/")[0] for path in made}
+
+    def lacks(path: str) -> bool:
+        above = {path, *map(str, Path(path).parents)}
+        if made & above:
+            return False
+        if there is None or Path(path).is_absolute():
+            return not (root / path).exists()
+        return str(Path(path)) not in there
+
     for name, arm in arms.items():
-        for key in ("init", "head", "states", "vocab"):
-            if arm[key] not in made and not (root / arm[key]).exists():
+        for key in ARM_INPUTS:
+            if lacks(arm[key]):
                 raise HarnessError(
                     "an arm starts from what is not there",
                     where=f"{where}, arms.{name}.{key}",
@@ -109,17 +134,27 @@ def check_inputs(params: Mapping[str, Any], root: Path, where: str) -> None:
                     got=arm[key],
                     fix="correct the path",
                 )
+    for name, stage in read_yaml(root / "dvc.yaml")["stages"].items():
+        for path in map(str, stage.get("deps", [])):
+            if path.split("/")[0] in places and lacks(path):
+                raise HarnessError(
+                    "a stage reads what no stage makes with these arms",
+                    where=f"{where}, arms; dvc.yaml, {name}",
+                    rule="what dvc.yaml names of an arm is made by an arm of that name",
+                    got=f"{path}; arms {', '.join(arms)}",
+                    fix="keep the arm (with a small budget, if it does not matter), or take it out "
+                    "of dvc.yaml too",
+                )
+
     unread = uncompared(params, root)
-    for name in (params.get("compare") or {}).get("arms", []):
-        if name in unread or name not in arms:
+    for name in params["compare"]["arms"] if "compare" in params else ():
+        if name in unread:
             raise HarnessError(
                 "an arm is to be compared that the pipeline does not compare",
                 where=f"{where}, compare.arms",
                 rule=f"two of {', '.join(arm for arm in arms if arm not in unread)}",
                 got=name,
-                fix=f"give an arm of these {name}'s settings, or {WRITE_IN.format(arm=name)}"
-                if name in unread
-                else "correct the name",
+                fix=f"give an arm of these {name}'s settings, or {WRITE_IN.format(arm=name)}",
             )
 
 
@@ -203,6 +238,24 @@ def check_settings(params: Mapping[str, Any], where: str) -> None:
         if name != "arms":
             read_settings(model, params[name], where=f"{where}, {name}")
     for name, values in params["arms"].items():
+        if not isinstance(name, str) or not ARM_NAME.fullmatch(name) or name == EXPORTS:
+            raise HarnessError(
+                "an arm's name cannot be used",
+                where=f"{where}, arms",
+                rule="letters, digits, _ and -, as text: it names files and stages; "
+                f"{EXPORTS} is taken",
+                got=repr(name),
+                fix="another name",
+            )
         arm = read_settings(known["arms"], values, where=f"{where}, arms.{name}")
         changes = arm.model_dump()["train"]
         arm_settings(params["train"], changes, where=f"{where}, arms.{name}.train over train")
+    for name in params["compare"].get("arms") or ():
+        if name not in params["arms"]:
+            raise HarnessError(
+                "the arms to compare are not all there",
+                where=f"{where}, compare.arms",
+                rule=f"two of {', '.join(params['arms'])}",
+                got=name,
+                fix="correct the name, or add the arm under arms",
+            )

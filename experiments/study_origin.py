@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.dvc_files import Entry
 from stages.lineage import Lineage, Step, Target
-from stages.sending import DATA_TAG, open_client
+from stages.sending import DATA_TAG, asking, open_client
 from stages.tracking import resolve_store
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -20,16 +20,25 @@ SAME_NAME = ("python", "platform", "processor", "threads", "seed", "lock")
 
 def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[Step]] | None:
     """The run, and the chains of the stages whose outputs it read; None where MLflow has no such
-    run. A run without data tags stands alone."""
+    run. A run without data tags stands alone.
+
+    Raises:
+        HarnessError: the store does not answer.
+    """
     if not RUN_ID.fullmatch(run_id):
         return None
     from mlflow import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
-    client, _ = open_client(resolve_store(root))
-    try:
-        run = client.get_run(run_id)
-    except MlflowException:
-        return None
+    store = resolve_store(root)
+    with asking(store):
+        client, _ = open_client(store)
+        try:
+            run = client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                return None
+            raise
     tags, name = run.data.tags, run.info.run_name
     read = {key.removeprefix(DATA_TAG): value for key, value in tags.items() if _is_data(key)}
     makers = {path: maker_of(lineage, path, digest) for path, digest in sorted(read.items())}

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from stages.abandoned import close_abandoned
-from stages.sending import State
+from stages.sending import State, asking
 from stages.tracking import journal_root, replay, resolve_store
 
 
 def run(root: Path) -> None:
-    """Prints what was sent, what was marked, and what waits for another store."""
+    """Prints what was sent, what was marked, and what waits for another store.
+
+    Raises:
+        HarnessError: the store does not answer; nothing that waits is lost.
+    """
     store, journals = resolve_store(root), journal_root(root)
     sent = replay(store, journals)
     if not sent:
@@ -19,7 +23,8 @@ def run(root: Path) -> None:
         print(f"{len(sent)} run(s) are complete now in {store.uri}:")
     for about in sent:
         print(f"  {about['run_id']}  {about['name']}")
-    marked, elsewhere = close_abandoned(store, journals)
+    with asking(store):
+        marked, elsewhere = close_abandoned(store, journals)
     if marked:
         print(f"{len(marked)} run(s) that nobody runs any more are marked as KILLED:")
     for run_id in marked:

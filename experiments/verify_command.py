@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from eagle3.errors import HarnessError
 from eagle3.settings import Settings
+from eagle3.workspace import locked
 from experiments.differences import environment_changes
 from experiments.rerun import clone, in_order, rerun
 from experiments.sameness import (
@@ -108,7 +110,7 @@ def select(lock: Mapping[str, Entry], asked: list[str]) -> list[str]:
     """
     chosen: list[str] = []
     for word in asked:
-        path = word.rstrip("/")
+        path = os.path.normpath(word)
         found = [
             name
             for name, entry in lock.items()
@@ -260,13 +262,24 @@ def _environment(
 
 @contextlib.contextmanager
 def _folder(root: Path, keep: bool) -> Iterator[Path]:
-    """On the project's own file system, so that inputs come as links."""
-    (root / ".work").mkdir(exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="verify-", dir=root / ".work"))
-    try:
-        yield place
-    finally:
-        if keep:
-            print(f"kept: {place}", file=sys.stderr)
-        else:
-            shutil.rmtree(place, ignore_errors=True)
+    """On the project's own file system, so that inputs come as links. Removes what runs that were
+    killed left."""
+    work = root / ".work"
+    work.mkdir(exist_ok=True)
+    for left in work.glob("verify-*.lock"):
+        with locked(left) as dead:
+            if dead is not None:
+                shutil.rmtree(left.with_suffix(""), ignore_errors=True)
+                left.unlink()
+    place = work / f"verify-{uuid.uuid4().hex[:8]}"
+    lock = work / f"{place.name}.lock"
+    with locked(lock):
+        place.mkdir()
+        try:
+            yield place
+        finally:
+            if keep:
+                print(f"kept: {place}", file=sys.stderr)
+            else:
+                shutil.rmtree(place, ignore_errors=True)
+            lock.unlink()

@@ -7,6 +7,7 @@ of what the pipeline computes.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eagle3.errors import HarnessError
 from stages.params import read_yaml
 
 FOLDER = ".dir"
@@ -56,12 +58,30 @@ def _stage_of(cmd: str) -> str:
 
 
 def read_lock(root: Path) -> dict[str, Entry]:
-    """The stages of dvc.lock by name, in its order; empty where there is none."""
+    """The stages of dvc.lock by name, in its order; empty where there is none.
+
+    Raises:
+        HarnessError: it is not what DVC writes.
+    """
     path = root / "dvc.lock"
     if not path.is_file():
         return {}
     found = read_yaml(path).get("stages") or {}
-    return {name: Entry.of(name, value, current=True) for name, value in found.items()}
+    name = "stages"
+    try:
+        entries = {}
+        for name, value in found.items():
+            entries[name] = Entry.of(name, value, current=True)
+        return entries
+    except (AttributeError, KeyError, TypeError) as error:
+        raise HarnessError(
+            "DVC's record of what has run is damaged",
+            where=f"{path}, {name}",
+            rule="a whole file, as DVC wrote it",
+            got=f"{type(error).__name__}: {error}",
+            fix="`git checkout dvc.lock`; or delete it, and `make repro` writes it anew out of the "
+            "run cache",
+        ) from None
 
 
 class Cache:
@@ -70,8 +90,18 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.folder = root / ".dvc" / "cache"
         for name in ("config", "config.local"):
-            settings = configparser.ConfigParser()
-            settings.read(root / ".dvc" / name)
+            settings = configparser.ConfigParser(interpolation=None)
+            path = root / ".dvc" / name
+            try:
+                settings.read(path)
+            except configparser.Error as error:
+                raise HarnessError(
+                    "DVC's settings cannot be read",
+                    where=path,
+                    rule="key = value below [sections]",
+                    got=str(error).splitlines()[0],
+                    fix=f"`git checkout .dvc/{name}`, or correct it",
+                ) from None
             if place := settings.get("cache", "dir", fallback=None):
                 self.folder = (root / ".dvc" / place).resolve()
 
@@ -89,10 +119,16 @@ class Cache:
 
     @cached_property
     def runs(self) -> list[Entry]:
-        """Every run of a stage that DVC could give back without running it again."""
-        found = sorted((self.folder / "runs").glob("*/*/*"))
-        entries = (read_yaml(path) for path in found if path.is_file())
-        return [Entry.of(None, value, current=False) for value in entries if "cmd" in value]
+        """Every run of a stage that DVC could give back without running it again.
+
+        A record that is damaged is none: DVC does without it too.
+        """
+        found = []
+        for path in sorted((self.folder / "runs").glob("*/*/*")):
+            with contextlib.suppress(HarnessError, AttributeError, KeyError, TypeError):
+                if path.is_file():
+                    found.append(Entry.of(None, read_yaml(path), current=False))
+        return found
 
 
 def digest_of_listing(listing: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from eagle3.errors import HarnessError
 from eagle3.report.data import ReportData, read_data
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.summary import summary
@@ -62,6 +63,38 @@ def lineage_of(lineage: Lineage | None, comparison: Path | None) -> list[dict[st
     ]
 
 
+# By argument, what one file alone is shown of.
+ALONE = (
+    *("comparison", "coverage", "parity", "mistakes", "study", "calibration", "crossover"),
+    *("scaling", "engines", "trainers", "codecs"),
+)
+
+
+def page(data: ReportData, settings: ReportSettings, args: argparse.Namespace) -> str:
+    """The report.
+
+    Raises:
+        HarnessError: a file is JSON, but not what its writer writes: names it.
+    """
+    try:
+        return render(data, settings)
+    except HarnessError:
+        raise
+    except Exception:
+        for name in ALONE:
+            try:
+                render(ReportData(**{name: getattr(data, name)}), settings)
+            except Exception as error:  # whatever a section makes of what it did not expect
+                raise HarnessError(
+                    "a file cannot be shown in the report",
+                    where=getattr(args, name),
+                    rule="what the stage or command that writes it puts there",
+                    got=f"{type(error).__name__}: {error}",
+                    fix="run that again; a file below reports/ may also be taken away",
+                ) from None
+        raise
+
+
 def main(stage: Stage, args: argparse.Namespace) -> None:
     settings = stage.section(ReportSettings, "report")
     lock = read_lock(stage.root)
@@ -85,7 +118,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
         codecs=args.codecs,
         lineage=lineage_of(lineage, args.comparison),
     )
-    write_atomically(args.out, render(data, settings))
+    write_atomically(args.out, page(data, settings, args))
     numbers = summary(data)
     write_json(args.metrics, numbers)
     write_plots(args.plots, data.curves)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from eagle3.errors import HarnessError
 from eagle3.tracking import Entry, JsonlTracker, read_journal
 from eagle3.workspace import write_json
 
@@ -87,6 +88,28 @@ def open_client(store: Store) -> tuple[MlflowClient, str]:
         return client, client.create_experiment(store.experiment, artifact_location=location)
 
 
+@contextlib.contextmanager
+def asking(store: Store) -> Iterator[None]:
+    """For commands that cannot do without the store.
+
+    Raises:
+        HarnessError: it does not answer, or is no store.
+    """
+    try:
+        yield
+    except HarnessError:
+        raise
+    except Exception as error:  # whatever a client, a driver or a network raises
+        raise HarnessError(
+            "the MLflow store does not answer as one",
+            where=store.uri,
+            rule="MLflow's SQLite file, whole, or a server that is up",
+            got=_short(error),
+            fix="start the server or correct MLFLOW_TRACKING_URI; a damaged file: put a copy back, "
+            "or move it away and the next run begins a new one",
+        ) from None
+
+
 @dataclass
 class State:
     """What is known of the sending, beside the journal. Positions are bytes of the journal."""
@@ -105,9 +128,24 @@ class State:
 
     @staticmethod
     def read(folder: Path) -> State | None:
-        """None where nothing was begun."""
+        """None where nothing was begun.
+
+        Raises:
+            HarnessError: the file is damaged.
+        """
         path = folder / STATE_FILE
-        return State(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return State(**json.loads(path.read_text()))
+        except (TypeError, ValueError) as error:
+            raise HarnessError(
+                "what is known of a run's journal is damaged",
+                where=path,
+                rule="the JSON object that was written there",
+                got=_short(error),
+                fix=f"move {folder} away: what MLflow has of the run stays there",
+            ) from None
 
 
 class Sender:

@@ -24,6 +24,7 @@ from stages import FIRST_PARENT
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _PR_SET_PDEATHSIG = 1
 _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NAMES = (errno.ENAMETOOLONG,)
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -98,7 +99,10 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
         what, fix = "no room left on the disk", "make room and run the same command again"
     elif number in _RIGHTS:
         what, fix = "a file may not be written or read", "correct the folder's rights or the path"
+    elif number in _NAMES:
+        what, fix = "a path is longer than the file system takes", "correct the path"
+        text = f"{text[:160]}…"
     else:
         return None
-    where = getattr(error, "filename", None) or f"writing below {Path.cwd()}"
+    where = str(getattr(error, "filename", None) or f"writing below {Path.cwd()}")[:300]
     return HarnessError(what, where=where, got=text, fix=f"{fix}; finished work is kept")

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import HarnessError
+from eagle3.workspace import locked
 from experiments.overlay import prepare, project_files, run_overlay
 from experiments.settings_check import check_inputs, check_settings, check_sources, uncompared
 from stages.params import overlaid, read_params, read_yaml
 
+ARM = "{init: data/verifier_head.safetensors, states: a, head: a, vocab: a, tokens: 1}"
 DVC_YAML = """
 stages:
   extract:
@@ -119,6 +121,15 @@ def test_the_copy_follows_the_project(project: Path) -> None:
         ("arms: {scratch: {train: {lr: -1}}}", ["arms.scratch.train", "lr = -1"]),
         ("arms: {mine: {init: x}}", ["arms.mine", "states", "required"]),
         ("extracting: {}", ["extracting"]),
+        ("arms: {finetune: null}", ["compare.arms", "scratch, scratch_large", "got: finetune"]),
+        (
+            "arms: {scratch_large: null}",
+            ["dvc.yaml, compare", "metrics/scratch_large.jsonl", "keep the arm"],
+        ),
+        ("compare: {arms: [scratch, scratsh]}", ["compare.arms", "got: scratsh"]),
+        (f"arms: {{1: {ARM}}}", ["wrong.yaml over params.yaml, arms", "got: 1"]),
+        (f"arms: {{a b: {ARM}}}", ["got: 'a b'", "another name"]),
+        (f"arms: {{export: {ARM}}}", ["got: 'export'", "is taken"]),
         ("train: {lr: .inf}", ["lr = inf", "finite"]),
         (
             "arms: {finetune: {init: checkpoints/bass}}",
@@ -144,6 +155,67 @@ def test_a_mistake_is_named_before_anything_runs(
     for part in ["wrong.yaml", *parts]:
         assert part in str(caught.value)
     assert not (tmp_path / ".work").exists()
+
+
+def test_what_git_ignores_is_reached_from_the_copy(project: Path) -> None:
+    """A drafter in an ignored folder is a link there, and what it links to counts."""
+    dvc_yaml = """
+stages:
+  train:
+    foreach: ${arms}
+    do:
+      cmd: python make.py ${key} checkpoints/${key}
+      deps: [make.py, "${item.init}"]
+      outs: ["checkpoints/${key}"]
+"""
+    (project / "dvc.yaml").write_text(dvc_yaml)
+    (project / "params.yaml").write_text(
+        "arms: {a: {init: data/mine, head: make.py, states: make.py, vocab: make.py}}\n"
+    )
+    mine = project / "data" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "config.json").write_text("{}")
+    overlay = project.parent / "faster.yaml"
+    overlay.write_text("extract: {aux_layers: [1]}\n")
+    assert run_overlay(project, overlay, anything) == 0
+    assert ran(project) == ["a"]
+    (mine / "config.json").write_text("[]")
+    assert run_overlay(project, overlay, anything) == 0
+    assert ran(project) == ["a"]
+    overlay.write_text("arms: {a: {init: ../project/data/mine}}\n")
+    with pytest.raises(HarnessError, match=rf"arms.a.init[\s\S]*fix: {mine}"):
+        run_overlay(project, overlay, anything)
+    # So is a drafter of an arm that the overlay takes out: the project's own.
+    theirs = project / "checkpoints" / "a"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    same = "head: make.py, states: make.py, vocab: make.py"
+    overlay.write_text(f"arms: {{a: null, b: {{init: checkpoints/a, {same}}}}}\n")
+    assert run_overlay(project, overlay, anything) == 0
+    assert ran(project) == ["b"]
+
+
+def test_one_of_a_name_at_a_time(project: Path) -> None:
+    """The second one leaves the first one's settings alone."""
+    overlay = project.parent / "faster.yaml"
+    assert run_overlay(project, overlay, anything, targets=["extract"]) == 0
+    folder = project / ".work" / "overlays" / "faster"
+    before = (folder / "params.yaml").read_text()
+    overlay.write_text("train: {lr: 0.25}\n")
+    with locked(folder.with_name("faster.lock")):
+        with pytest.raises(HarnessError, match=r"running already[\s\S]*faster.yaml"):
+            run_overlay(project, overlay, anything)
+        assert (folder / "params.yaml").read_text() == before
+    assert run_overlay(project, overlay, anything, targets=["extract"]) == 0
+    assert "0.25" in (folder / "params.yaml").read_text()
+    assert not folder.with_name("faster.lock").exists()
+
+
+def test_an_overlay_without_a_name(project: Path) -> None:
+    nameless = project.parent / "..yaml"
+    nameless.write_text("{}")
+    with pytest.raises(HarnessError, match=r"has no name[\s\S]*rename"):
+        prepare(project, nameless, anything)
 
 
 def test_a_verifier_that_does_not_fit_is_named_before_anything_runs(
@@ -198,9 +270,6 @@ def test_an_arm_that_nobody_compares(project_root: Path) -> None:
     params["compare"]["arms"] = ["finetune", "mine"]
     expected = r"compare.arms[\s\S]*scratch, finetune[\s\S]*got: mine[\s\S]*metrics/mine.jsonl"
     with pytest.raises(HarnessError, match=expected):
-        check_inputs(params, project_root, "params.yaml")
-    params["compare"]["arms"] = ["finetune", "nobody"]
-    with pytest.raises(HarnessError, match=r"got: nobody[\s\S]*correct the name"):
         check_inputs(params, project_root, "params.yaml")
 
 

@@ -72,6 +72,10 @@ def test_id_is_the_hash_of_the_messages() -> None:
         ('{"conversations": [{"from": "human", "value": 3}]}', "a text under value"),
         ('{"messages": [{"role": ["user"], "content": "x"}]}', "role is one of"),
         ('{"messages": [{"role": "user", "content": "a \\ud800"}]}', "not Unicode"),
+        ('{"messages": [{"role": "user", "content": "a", "name": "\\uD800"}]}', "not Unicode"),
+        ('{"source": "\\udfff", "messages": [{"role": "user", "content": "x"}]}', "not Unicode"),
+        ('{"tools": ["\\ud800"], "messages": [{"role": "user", "content": "x"}]}', "not Unicode"),
+        ("[" * 100_000, "nested too deep"),
         ('{"source": 5, "messages": [{"role": "user", "content": "x"}]}', "source is a text"),
     ],
 )
@@ -80,6 +84,15 @@ def test_a_malformed_line_is_named_by_file_and_number(line: str, rule: str, tmp_
     with pytest.raises(HarnessError) as caught:
         read_prompts(path)
     assert f"{path}:3" in str(caught.value) and rule in str(caught.value)
+
+
+def test_half_a_character_in_a_test_prompt_is_named(tmp_path: Path) -> None:
+    path = _lines(tmp_path / "m.jsonl", '{"text": "\\ud83d\\ude00"}', '{"text": "\\ud83d"}')
+    benchmark = HeldOutPrompts(name="m", path=str(path), key="text")
+    with pytest.raises(HarnessError, match=rf"{path}:2[\s\S]*not Unicode"):
+        benchmark.read(tmp_path)
+    _lines(path, '{"text": "\\ud83d\\ude00"}')  # two halves are a whole
+    assert benchmark.read(tmp_path)[0].messages == (("user", "\U0001f600"),)
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from eagle3.tracking import JsonlTracker, read_journal
-from experiments import lineage_command
+from experiments import lineage_command, sync_command
 from experiments.study.bench import Bench
 from experiments.study.origin import tell_origin
 from experiments.study.store import FACTS
@@ -154,6 +154,72 @@ def test_what_has_no_origin_is_told_what_has(tmp_path: Path) -> None:
     (tmp_path / "dvc.lock").write_text(LOCK)
     with pytest.raises(HarnessError, match=r"a \.json in reports/"):
         lineage_command.run(tmp_path, "reports/report.png", None, as_json=False)
+
+
+@pytest.mark.parametrize("content", [b"no database", None, b""])
+def test_a_damaged_store_is_named(
+    tmp_path: Path, store: Store, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file, other bytes, or (None) a server that is not up; what waits goes on waiting."""
+    if content is None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    else:
+        half = (tmp_path / "mlflow.db").read_bytes()[:50_000]
+        (tmp_path / "mlflow.db").write_bytes(content * 200 or half)
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    named = "127.0.0.1:9" if content is None else "mlflow.db"
+    journal = JsonlTracker(tmp_path / ".work" / "tracking" / "a")
+    journal.log_metrics({"loss": 1.0}, 1)
+    for act in (
+        lambda: sync_command.run(tmp_path),
+        lambda: lineage_command.run(tmp_path, "0" * 32, None, as_json=False),
+    ):
+        with pytest.raises(HarnessError, match=rf"store does not answer[\s\S]*{named}"):
+            act()
+    assert journal.path.is_file()
+
+
+def test_a_damaged_state_of_a_journal_is_named(tmp_path: Path, store: Store) -> None:
+    folder = tmp_path / ".work" / "tracking" / "a"
+    folder.mkdir(parents=True)
+    for text in ('{"store"', "[]", '{"other": 1}'):
+        (folder / "state.json").write_text(text)
+        with pytest.raises(HarnessError, match=rf"{folder}/state.json[\s\S]*move {folder} away"):
+            sync_command.run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (LOCK[: LOCK.index("    - {path: prov")] + "    -", "dvc.lock, train@a"),
+        ("stages: [a]", "dvc.lock, stages"),
+        ("stages: {a: b}", "dvc.lock, a"),
+        ("stages: {a: {}}", "dvc.lock, a"),
+        ("stages: {a: {cmd: x, outs: [3]}}", "dvc.lock, a"),
+    ],
+)
+def test_a_damaged_lock_is_named(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "dvc.lock").write_text(text)
+    with pytest.raises(HarnessError, match=rf"damaged[\s\S]*{where}\n[\s\S]*git checkout"):
+        Lineage(tmp_path)
+
+
+def test_other_damage_around_dvc(tmp_path: Path) -> None:
+    """A summary and DVC's settings are named; a run that DVC remembers wrongly is passed over."""
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "summary.json").write_text("{")
+    with pytest.raises(HarnessError, match=r"not a JSON file[\s\S]*summary.json[\s\S]*make repro"):
+        lineage_command.run(tmp_path, "tau.a", None, as_json=False)
+    run = tmp_path / ".dvc" / "cache" / "runs" / "aa" / "aaa" / "aaaa"
+    run.parent.mkdir(parents=True)
+    for text in ("{{{", "cmd: 3", "[]", "outs: []"):
+        run.write_text(text)
+        assert Lineage(tmp_path).cache.runs == []
+    (tmp_path / ".dvc" / "config").write_text("nonsense")
+    with pytest.raises(HarnessError, match=r"DVC's settings[\s\S]*.dvc/config"):
+        Lineage(tmp_path)
 
 
 def test_a_path_inside_an_output_stands_for_it(tmp_path: Path) -> None:

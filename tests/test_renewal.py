@@ -106,6 +106,15 @@ def test_a_changed_file_runs_its_stage_again(
     assert small.ran() == []
 
 
+@pytest.mark.parametrize("damaged", ["{", "[]", ""])
+def test_a_damaged_record_says_nothing(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "mine.jsonl").write_text("a")
+    (tmp_path / "params.yaml").write_text("prompts: {source: mine.jsonl}")
+    (tmp_path / "provenance").mkdir()
+    (tmp_path / "provenance" / "prompts.json").write_text(damaged)
+    assert changed(tmp_path, "prompts") == ["mine.jsonl"]
+
+
 def test_what_is_named_from_outside() -> None:
     values = {"source": "p.jsonl", "test": [{"path": "m.jsonl"}, {"package": {}}, {"path": None}]}
     assert list(outside.named("prompts", values)) == [

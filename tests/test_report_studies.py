@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from eagle3.errors import HarnessError
 from eagle3.report.crossover import crossover
 from eagle3.report.data import ReportData
 from eagle3.report.page import ReportSettings, render
 from eagle3.report.search import search
 from eagle3.report.seeds import over_seeds
+from stages.report import ALONE, page
 
 
 def trial(number: int, tau: float, lr: float, complete: bool = True) -> dict[str, Any]:
@@ -97,3 +103,19 @@ def test_the_map() -> None:
 def test_a_study_alone_makes_a_page() -> None:
     page = render(ReportData(study=STUDY), ReportSettings(title="Study"))
     assert "<h1>finetune accepts more than scratch</h1>" in page
+
+
+def test_a_file_that_is_json_and_no_result_is_named() -> None:
+    """Two of them, too: the first is named."""
+    args = Namespace(**dict.fromkeys(ALONE))
+    args.study, args.crossover = Path("reports/study.json"), Path("reports/crossover.json")
+    settings = ReportSettings(title="Study")
+    for broken in ({}, {**STUDY, "arms": {"scratch": None}}, {**STUDY, "compare": ["x"]}):
+        with pytest.raises(HarnessError, match=r"where: reports/study.json[\s\S]*run that again"):
+            page(ReportData(study=broken), settings, args)
+        with pytest.raises(HarnessError, match=r"where: reports/study.json"):
+            page(ReportData(study=broken, crossover={"curves": 3}), settings, args)
+    with pytest.raises(HarnessError, match=r"where: reports/crossover.json"):
+        page(ReportData(study=STUDY, crossover={"curves": 3}), settings, args)
+    whole = ReportData(study=STUDY, crossover=CROSSOVER)
+    assert page(whole, settings, args) == render(whole, settings)

@@ -140,3 +140,11 @@ def test_a_copy_to_a_full_disk_is_named(tmp_path: Path) -> None:
     assert told.startswith("no room left on the disk")
     assert f"got: [Errno {errno.ENOSPC}] No space left on device" in told
     assert trouble_with_disk(shutil.Error("something else\nin two lines")) is None
+
+
+def test_a_path_that_is_too_long_is_named() -> None:
+    with pytest.raises(OSError) as caught:
+        Path("x" * 5000).is_file()
+    told = str(trouble_with_disk(caught.value))
+    assert told.startswith("a path is longer than the file system takes\n  where: xxx")
+    assert "fix: correct the path" in told and len(told) < 700

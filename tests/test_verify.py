@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from eagle3.errors import HarnessError
 from experiments import differences_text, lineage_command, verify_command
 from experiments.differences import Difference, differences, environment_changes
-from experiments.rerun import in_order, inputs
+from experiments.rerun import clone, in_order, inputs
 from experiments.sameness import (
     BITWISE,
     DIFFERENT,
@@ -131,6 +131,46 @@ def test_everything_comes_out_the_same(project: Path, capsys: pytest.CaptureFixt
     }
     assert (folder_listing(project / "checkpoints"), (project / "dvc.lock").read_bytes()) == before
     assert not list((project / ".work").iterdir())
+
+
+def test_what_a_killed_run_left_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the next one; what was kept on purpose stays, and so does what a living one works in."""
+    work = tmp_path / ".work"
+    with verify_command._folder(tmp_path, keep=True) as kept:
+        (kept / "file").touch()
+    assert f"kept: {kept}" in capsys.readouterr().err
+    killed = (
+        "import os, sys; from pathlib import Path; from experiments import verify_command as v;"
+        "one = v._folder(Path(sys.argv[1]), False); one.__enter__(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    assert len(list(work.iterdir())) == 3  # the kept one, the dead one and its lock
+    with verify_command._folder(tmp_path, keep=False) as living:
+        assert set(work.glob("*")) == {kept, living, living.with_suffix(".lock")}
+        with verify_command._folder(tmp_path, keep=False):
+            assert living.is_dir()
+        assert living.is_dir()
+    assert list(work.iterdir()) == [kept] and (kept / "file").is_file()
+
+
+def test_what_is_not_committed_cannot_be_verified(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text(DVC)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("")
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    with pytest.raises(HarnessError, match=r"not\n[\s\S]*no commit yet[\s\S]*commit them"):
+        clone(tmp_path, tmp_path / "place")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["add", "dvc.yaml"], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    with pytest.raises(HarnessError, match=r"without params.yaml, .dvc/config"):
+        clone(tmp_path, tmp_path / "other")
+
+
+def test_a_path_as_a_shell_completes_it() -> None:
+    lock = {"a": Entry("a", "x", {}, {"checkpoints/a": "1.dir"}, {}, True)}
+    for word in ("./checkpoints/a/", "checkpoints//a", "checkpoints/b/../a/config.json"):
+        assert verify_command.select(lock, [word]) == ["a"]
 
 
 @pytest.mark.slow
