@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from experiments.project import project_root
+
 study_app = typer.Typer(
     help="Search each arm's settings and compare what is found.",
     invoke_without_command=True,
@@ -24,12 +26,6 @@ Workers = Annotated[int, typer.Option(help="Processes on this machine.", min=1)]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Drafter checkpoint that arms with a checkpoint start from.")
 ]
-
-
-def _root() -> Path:
-    from experiments.project import project_root
-
-    return project_root()
 
 
 @study_app.callback()
@@ -52,7 +48,7 @@ def study(
 
     _stoppable(
         lambda: run_study(
-            _root(),
+            project_root(),
             name=name,
             storage=storage,
             finetune_from=finetune_from,
@@ -75,7 +71,7 @@ def work(
 
     _stoppable(
         lambda: run_worker(
-            _root(),
+            project_root(),
             name=name,
             storage=storage,
             finetune_from=finetune_from,
@@ -90,7 +86,7 @@ def aa(storage: Storage = None, workers: Workers = 1) -> None:
     """Calibrate the comparison on equal recipes. Writes reports/aa_test.json."""
     from experiments.study.calibration import run_aa
 
-    _stoppable(lambda: run_aa(_root(), storage=storage, workers=workers))
+    _stoppable(lambda: run_aa(project_root(), storage=storage, workers=workers))
 
 
 @study_app.command()
@@ -98,7 +94,7 @@ def crossover(storage: Storage = None, workers: Workers = 1) -> None:
     """Map τ against training tokens, by sibling. Writes reports/crossover.json."""
     from experiments.study.crossover import run_crossover
 
-    _stoppable(lambda: run_crossover(_root(), storage=storage, workers=workers))
+    _stoppable(lambda: run_crossover(project_root(), storage=storage, workers=workers))
 
 
 def scaling(
@@ -111,7 +107,7 @@ def scaling(
     """Say what more data would bring. Trains on parts of it; writes reports/scaling.json."""
     from experiments.study.scaling import run_scaling
 
-    _stoppable(lambda: run_scaling(_root(), storage=storage, workers=workers, target=target))
+    _stoppable(lambda: run_scaling(project_root(), storage=storage, workers=workers, target=target))
 
 
 def promote(
@@ -125,7 +121,7 @@ def promote(
     """Write a study's winners into params.yaml."""
     from experiments.study.promote import promote as write
 
-    write(_root(), name=name, storage=storage, arms=arm, keep_budget=keep_budget)
+    write(project_root(), name=name, storage=storage, arms=arm, keep_budget=keep_budget)
 
 
 def _stoppable(act) -> None:  # type: ignore[no-untyped-def]

@@ -56,7 +56,7 @@ def promote(
         )
     store = reach(bench, storage).storage
     known = set(optuna.get_all_study_names(store))
-    winners: dict[str, tuple[FrozenTrial, str, Mapping[str, Any]]] = {}
+    winners: dict[str, tuple[FrozenTrial, str]] = {}
     for arm in arms or list(bench.study.arms):
         title = f"{bench.study.name}.{arm}"
         if title not in known:
@@ -76,11 +76,11 @@ def promote(
                 got="none",
                 fix="let the study go on",
             )
-        winners[arm] = (best, study_digest(study), study.user_attrs["facts"])
+        winners[arm] = best, study_digest(study)
     text = rewritten(bench.params_path.read_text(), bench, winners, keep_budget=keep_budget)
     _check(bench, text)
     write_atomically(bench.params_path, text)
-    for arm, (best, digest, _) in winners.items():
+    for arm, (best, digest) in winners.items():
         say(f"{arm}: trial {best.user_attrs[SLOT]}, dev τ {best.value:.4f}, study {digest[:12]}")
     say("params.yaml changed; `dvc repro` trains with it")
 
@@ -88,26 +88,30 @@ def promote(
 def rewritten(
     text: str,
     bench: Bench,
-    winners: Mapping[str, tuple[FrozenTrial, str, Mapping[str, Any]]],
+    winners: Mapping[str, tuple[FrozenTrial, str]],
     *,
     keep_budget: bool,
 ) -> str:
-    """params.yaml's text with the winners in it."""
+    """params.yaml's text with the winners in it.
+
+    Args:
+        winners: by arm, the trial and its study's digest.
+    """
     yaml = round_trip()
     params = yaml.load(text)
-    for arm, (best, _, _) in winners.items():
+    for arm, (best, _) in winners.items():
         entry = params["arms"][arm]
         _set(entry, "train", _plain(best.user_attrs["train"]))
         if not keep_budget:
             entry.pop("epochs", None)
             _set(entry, "tokens", best.user_attrs["tokens"])
-    digests = [digest for _, digest, _ in winners.values()]
+    digests = [digest for _, digest in winners.values()]
     params["study"]["promoted"] = _plain(
         {
             "study": bench.study.name,
             "digest": " ".join(digest[:16] for digest in digests),
-            "trials": {arm: best.user_attrs[SLOT] for arm, (best, _, _) in winners.items()},
-            "dev_tau": {arm: best.value for arm, (best, _, _) in winners.items()},
+            "trials": {arm: best.user_attrs[SLOT] for arm, (best, _) in winners.items()},
+            "dev_tau": {arm: best.value for arm, (best, _) in winners.items()},
         }
     )
     out = io.StringIO()

@@ -27,7 +27,7 @@ from experiments.study.progress import Board, say, seconds_of
 from experiments.study.publishing import publish, publish_pictures
 from experiments.study.search import Search, best_trial, check_search, open_search
 from experiments.study.side_by_side import arguments, is_open, run_given
-from experiments.study.store import shown
+from experiments.study.store import FACTS, shown
 from experiments.study.summary import summary
 from experiments.study.tracking import parent_run, set_parent
 from experiments.study.work import Kind, Place, work_through
@@ -77,7 +77,7 @@ def run_study(
     place = reach(bench, storage)
     searches = open_searches(place)
     study, store = bench.study, shown(place.url)
-    key = digest([searches[0].study.user_attrs["facts"], study.name, place.url])[:16]
+    key = digest([searches[0].study.user_attrs[FACTS], study.name, place.url])[:16]
     say(f"study {study.name} in {store}: {', '.join(study.arms)}, {study.trials} trials each")
     with parent_run(root, study.name, key, store) as (tracker, parent):
         tracker.log_params({"study": study.name, "cost": study.cost, "trials": study.trials})

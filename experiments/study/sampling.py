@@ -6,13 +6,12 @@ So a study that was stopped and taken up draws as if it never had been.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from eagle3.seeding import seed_of
 from experiments.study.store import SLOT
@@ -59,12 +58,3 @@ class RepeatableSampler(BaseSampler):
     ) -> Any:
         made = self._for(trial, param_name)
         return made.sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
-    ) -> None:
-        return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ from eagle3.machine import keep_freed_memory
 from eagle3.replay import replay
 from eagle3.tracking import Tracker
 from eagle3.train_settings import TrainSettings
-from eagle3.trainer import TrainResult, train
+from eagle3.trainer import OnStep, TrainResult, train
 from eagle3.workspace import work_folder
 from experiments.study.bench import Bench, BenchArm
-
-OnStep = Callable[[int, Drafter], None]
 
 
 class GivenUp(Exception):
