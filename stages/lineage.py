@@ -23,6 +23,11 @@ RECORDS = "provenance/"
 SHORTEST_RUN_ID = 6  # letters
 
 
+def run_ids(record: Mapping[str, Any]) -> list[str]:
+    """Ids of the MLflow runs in a provenance record; runs that were never sent have none."""
+    return [run["run_id"] for run in record.get("mlflow_runs", []) if run.get("run_id")]
+
+
 @dataclass(frozen=True)
 class Step:
     """A stage in a chain. `needs`: by path of what it read, its digest and the stage that made it
@@ -43,7 +48,7 @@ class Step:
     @property
     def runs(self) -> list[str]:
         """Ids of the stage's MLflow runs."""
-        return [run["run_id"] for run in self.record.get("mlflow_runs", []) if run.get("run_id")]
+        return run_ids(self.record)
 
     def as_json(self) -> dict[str, Any]:
         """JSON value; of the record what says who, when and from what."""
@@ -104,8 +109,7 @@ class Lineage:
             return Target(asked, "metric", self._metric_stage(asked), value)
         if len(asked) >= SHORTEST_RUN_ID:
             for entry in self._every:
-                runs = self.record(entry).get("mlflow_runs", [])
-                if any(str(run.get("run_id")).startswith(asked) for run in runs):
+                if any(run.startswith(asked) for run in run_ids(self.record(entry))):
                     return Target(asked, "run", entry)
         raise HarnessError(
             "nothing here has this origin",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.lineage import Lineage
+from stages.lineage import Lineage, run_ids
 from stages.sending import open_client
 from stages.tracking import Store
 
@@ -51,14 +51,10 @@ def models(lineage: Lineage) -> list[Model]:
         arm = name.removeprefix(TRAIN)
         path, digest = next(iter(entry.outs.items()))
         tested = lineage.lock.get(f"{EVALUATE}{arm}")
-        runs = [
-            run["run_id"]
-            for run in lineage.record(entry).get("mlflow_runs", [])
-            if run.get("run_id")
-        ]
-        tests = lineage.record(tested).get("mlflow_runs", []) if tested else []
+        runs = run_ids(lineage.record(entry))
+        tests = run_ids(lineage.record(tested)) if tested else []
         if runs:
-            by = next((run["run_id"] for run in tests if run.get("run_id")), None)
+            by = next(iter(tests), None)
             states = _argument(tested.cmd, "--states") if tested else None
             found.append(Model(arm, path, digest, runs[0], by, states))
     return found

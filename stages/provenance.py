@@ -103,7 +103,7 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} ({', '.join(known)})"
 
 
-def lock_digests(root: Path, without: str | None = None) -> dict[str, str]:
+def lock_digests(root: Path, without: str | None) -> dict[str, str]:
     """DVC's digest of every stage output that dvc.lock knows, by path; one stage's left out."""
     return {
         path: md5

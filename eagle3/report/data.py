@@ -5,14 +5,13 @@ Nothing here fails for a missing file: the sections that need it are left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
-from eagle3.reading import read_lines
+from eagle3.reading import read_lines, read_object
 
 Curve = dict[str, list[tuple[int, float]]]  # metric -> (step, value), ascending
 Text = Mapping[str, Any]  # id, benchmark, prompt, pieces, positions: see eagle3.decoded_texts
@@ -182,22 +181,4 @@ def _some(path: Path | None) -> dict[str, Any] | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise HarnessError(
-            "not a JSON file",
-            where=path,
-            rule="one JSON object",
-            got=error,
-            fix="run the stage or command again that writes it",
-        ) from None
-    if not isinstance(value, dict):
-        raise HarnessError(
-            "not a JSON object",
-            where=path,
-            rule="one JSON object",
-            got=type(value).__name__,
-            fix="run the stage or command again that writes it",
-        )
-    return value
+    return read_object(path, fix="run the stage or command again that writes it")

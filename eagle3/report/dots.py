@@ -18,7 +18,7 @@ def dots(
     *,
     x_label: str,
     alt: str,
-    log: bool = False,
+    log: bool,
 ) -> str:
     """One dot a point; x are numbers, or words side by side. Empty without points.
 

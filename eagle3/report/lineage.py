@@ -69,12 +69,7 @@ def picture(steps: Sequence[Mapping[str, Any]]) -> str:
     told = "; ".join(
         f"{step['stage']} from {', '.join(step['needs']) or 'outside'}" for step in steps
     )
-    alt = escape(f"What was made from what: {told}.")
-    height = TOP + ROW * len(steps)
-    return (
-        f'<svg class="chart" role="img" width="100%" height="{height}" aria-label="{alt}">'
-        f"<title>{alt}</title>{''.join(parts)}</svg>"
-    )
+    return charts.svg(TOP + ROW * len(steps), f"What was made from what: {told}.", parts)
 
 
 def _readers(steps: Sequence[Mapping[str, Any]], rows: Mapping[str, int], name: str) -> list[int]:

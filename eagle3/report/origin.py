@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from eagle3.report import charts, words
 from eagle3.report.data import ReportData
@@ -65,6 +67,6 @@ def origin(data: ReportData) -> Section | None:
     return Section("origin", "Where it came from", body)
 
 
-def _run_ids(item: object) -> list[str]:
-    runs = item.get("mlflow_runs", []) if isinstance(item, dict) else []
-    return [str(run.get("run_id") or run.get("id") or "") for run in runs if run]
+def _run_ids(item: Mapping[str, Any]) -> list[str]:
+    """Of the runs that the store has given one."""
+    return [run["run_id"] for run in item.get("mlflow_runs", []) if run.get("run_id")]
