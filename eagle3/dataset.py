@@ -134,9 +134,9 @@ def _documents(shard: dict[str, Any]) -> list[dict[str, Any]]:
     return documents
 
 
-def _stored_as(meta: StatesMeta, rows: int) -> dict[str, tuple[Any, ...]]:
-    """Dtype and sizes of every tensor of a shard with so many rows."""
-    states = {"none": meta.dtype, "fp8": "float8_e4m3fn"}[meta.codec]
+def layout(meta: StatesMeta, rows: int, codec: Codec) -> dict[str, tuple[Any, ...]]:
+    """Dtype (by name) and sizes of every tensor of so many rows in a codec."""
+    states = {"none": meta.dtype, "fp8": "float8_e4m3fn"}[codec]
     layers, hidden = len(meta.aux_layers), meta.hidden_size
     known: dict[str, tuple[Any, ...]] = {
         "token_ids": ("int32", rows),
@@ -148,7 +148,12 @@ def _stored_as(meta: StatesMeta, rows: int) -> dict[str, tuple[Any, ...]]:
         "verifier_top1": ("int32", rows),
         "verifier_lse": ("float32", rows),
     }
-    return {name: known[name] for name in STORED[meta.codec]}
+    return {name: known[name] for name in known if name in STORED[codec]}
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor's own, as `layout` says it."""
+    return str(tensor.dtype).removeprefix("torch."), *tensor.shape
 
 
 class StatesDataset(Sequence[Document]):
@@ -259,9 +264,9 @@ class StatesDataset(Sequence[Document]):
         file = self.folder / shard["file"]
         tensors = read_tensors(file)
         rows = sum(item["length"] for item in shard["documents"])
-        for name, wanted in _stored_as(self.meta, rows).items():
+        for name, wanted in layout(self.meta, rows, self.meta.codec).items():
             one = tensors.get(name)
-            found = None if one is None else (str(one.dtype).removeprefix("torch."), *one.shape)
+            found = None if one is None else layout_of(one)
             if found != wanted:
                 raise HarnessError(
                     "a shard is stored in another way than its folder's meta.json says",

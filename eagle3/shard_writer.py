@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eagle3.codec import STORED, stored
-from eagle3.dataset import ROWS, Document, StatesMeta
+from eagle3.dataset import ROWS, Document, StatesMeta, layout, layout_of
 from eagle3.errors import HarnessError
 from eagle3.shardfile import write_tensors
 from eagle3.workspace import write_json
@@ -163,22 +163,14 @@ def _line(shard: dict[str, Any]) -> bytes:
 
 
 def _check(document: Document, meta: StatesMeta) -> None:
-    rows, states = len(document.token_ids), getattr(torch, meta.dtype)
-    wide = (rows, len(meta.aux_layers), meta.hidden_size)
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        "token_ids": ((rows,), torch.int32),
-        "loss_mask": ((rows,), torch.uint8),
-        "aux": (wide, states),
-        "final": ((rows, meta.hidden_size), states),
-        "verifier_top1": ((rows,), torch.int32),
-        "verifier_lse": ((rows,), torch.float32),
-    }
-    for name, (shape, dtype) in expected.items():
+    """Refuses tensors that are not what the meta says before any codec, or no numbers."""
+    for name, wanted in layout(meta, len(document.token_ids), "none").items():
         tensor: torch.Tensor = getattr(document, name)
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        found = layout_of(tensor)
+        if found != wanted:
             raise HarnessError(
                 f"{name} does not fit the sample's tokens", where=f"sample {document.id}",
-                rule=f"{dtype} {list(shape)}", got=f"{tensor.dtype} {list(tensor.shape)}",
+                rule=f"{wanted[0]} {list(wanted[1:])}", got=f"{found[0]} {list(found[1:])}",
                 fix="the engine dropped or added rows: a prefix cache or chunked prefill",
             )  # fmt: skip
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
