@@ -25,7 +25,7 @@ from eagle3.extraction.base import StatesEngine
 from eagle3.extraction.run import plan_batches
 from eagle3.packing import pack
 from eagle3.parity import EMBEDDINGS
-from eagle3.reference import every_output
+from eagle3.reference import every_output, spread
 from eagle3.replay import replay
 from eagle3.rope import inverse_frequencies
 from eagle3.ttt import cast_weights, ttt_steps
@@ -93,8 +93,7 @@ def replayable(documents: Sequence[Document], most: int, *, where: object) -> li
             got=f"none among {len(documents)}",
             fix="data with one answer a sample, or a test split of it",
         )  # fmt: skip
-    picked = torch.linspace(0, len(good) - 1, min(most, len(good))).round().long()
-    return [good[i] for i in picked.unique().tolist()]
+    return [good[i] for i in spread(len(good), most)]
 
 
 def with_layers(

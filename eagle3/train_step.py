@@ -16,7 +16,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from eagle3.dataset import Document, StatesDataset
+from eagle3.dataset import Document
 from eagle3.drafter import Drafter
 from eagle3.finite import refuse_broken_states, refuse_not_finite
 from eagle3.loss import TargetHead
@@ -43,7 +43,7 @@ class TrainData:
         vocabulary: of the drafter.
     """
 
-    documents: StatesDataset | Sequence[Document]
+    documents: Sequence[Document]
     lengths: Sequence[int]
     dev: Sequence[Document]
     head: TargetHead

@@ -222,7 +222,7 @@ def _complete(text: Mapping[str, Any]) -> Mapping[str, Any]:
         known = CONFIG_MAPPING[kind](**text).to_dict()
     except Exception:  # a value of a kind that transformers refuses: ours to name, by key
         return text
-    return {**{k: v for k, v in known.items() if v is not None}, **_given(text)}
+    return {**_given(known), **_given(text)}
 
 
 def _given(text: Mapping[str, Any]) -> dict[str, Any]:
