@@ -145,15 +145,6 @@ def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     assert ended(int((tmp_path / "server.log").read_text()), 0.1)
 
 
-def test_a_port_that_is_taken_is_refused_at_once(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        with pytest.raises(HarnessError, match="the port is taken"):
-            start_server(launch(tmp_path), port=other.getsockname()[1])
-    assert not (tmp_path / "server.log").exists()
-
-
 def test_a_free_port_is_held_until_its_server_listens(tmp_path: Path) -> None:
     def take(port: int, reuse: bool) -> int:
         with socket.socket() as other:

@@ -32,6 +32,7 @@ from eagle3.settings import Settings
 HOST = "127.0.0.1"
 LAST_LINES = 15
 POLL_SECONDS = 0.25
+HEALTH = "/health"  # path that answers 200 as soon as requests are served
 # What says in a log that a port was in use, whatever engine wrote it.
 PORT_TAKEN = ("address already in use", "errno 98")
 
@@ -66,7 +67,6 @@ class Launch:
         engine: its name, for messages.
         command: makes the command line for a host and port.
         environ: variables set on top of this process's.
-        health: path that answers 200 as soon as requests are served.
         log: file that takes all its output; what it held is lost.
     """
 
@@ -74,7 +74,6 @@ class Launch:
     command: Callable[[str, int], Sequence[str | Path]]
     log: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    health: str = "/health"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,28 +160,20 @@ def held_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def start_server(launch: Launch, *, seconds: float = 900.0, port: int | None = None) -> Server:
+def start_server(launch: Launch, *, seconds: float = 900.0) -> Server:
     """Starts a server on loopback and waits until it answers, with a line of progress.
 
     Args:
         seconds: until it has to answer.
-        port: None for a free one.
 
     Raises:
-        HarnessError: the port is taken, the server ended (its last lines are shown) or does not
-            answer in time. Nothing of it is left running then.
+        HarnessError: the server ended (its last lines are shown) or does not answer in time.
+            Nothing of it is left running then.
     """
-    if port is None:
-        # Held until the server listens: a start beside this one would find the same port free, and
-        # take the first server's answers for its own.
-        with held_port() as free:
-            return _start(launch, seconds, free)
-    if _listens(port):
-        raise HarnessError(
-            "the port is taken", where=f"{HOST}:{port}", rule="a port that nobody listens at",
-            fix="name another port, or none for a free one",
-        )  # fmt: skip
-    return _start(launch, seconds, port)
+    # Held until the server listens: a start beside this one would find the same port free, and
+    # take the first server's answers for its own.
+    with held_port() as port:
+        return _start(launch, seconds, port)
 
 
 def _start(launch: Launch, seconds: float, port: int) -> Server:
@@ -204,14 +195,14 @@ def _start(launch: Launch, seconds: float, port: int) -> Server:
         engine=launch.engine, url=f"http://{HOST}:{port}", log=launch.log, process=process
     )
     try:
-        _wait(server, launch.health, seconds, port)
+        _wait(server, seconds, port)
     except BaseException:
         server.stop()
         raise
     return server
 
 
-def _wait(server: Server, health: str, seconds: float, port: int) -> None:
+def _wait(server: Server, seconds: float, port: int) -> None:
     started = time.monotonic()
     form = "{desc} {elapsed}"
     with tqdm(desc=f"{server.engine} starts on {HOST}:{port}", bar_format=form, total=1) as bar:
@@ -222,12 +213,12 @@ def _wait(server: Server, health: str, seconds: float, port: int) -> None:
                 raise HarnessError(
                     f"the {server.engine} server ended before it answered"
                     + (": its port is taken" if taken else ""),
-                    where=server.log, rule=f"200 at {health}", got=f"its last lines\n{lines}",
-                    fix="name another port, or none for a free one"
+                    where=server.log, rule=f"200 at {HEALTH}", got=f"its last lines\n{lines}",
+                    fix="run the same again: each start looks for a free one"
                     if taken
                     else "look for the cause in its log; flags of the server are server.arguments",
                 )  # fmt: skip
-            if answers(server.url, health):
+            if answers(server.url):
                 bar.set_description_str(f"{server.engine} answers on {HOST}:{port} after")
                 return
             if time.monotonic() - started > seconds:
@@ -241,16 +232,16 @@ def _wait(server: Server, health: str, seconds: float, port: int) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def given_server(engine: str, url: str, *, health: str = "/health") -> Server:
+def given_server(engine: str, url: str) -> Server:
     """A server that runs already.
 
     Raises:
         HarnessError: it does not answer.
     """
     url = url.rstrip("/")
-    if not answers(url, health, seconds=10.0):
+    if not answers(url, seconds=10.0):
         raise HarnessError(
-            f"no {engine} server answers", where=url, rule=f"200 at {health}",
+            f"no {engine} server answers", where=url, rule=f"200 at {HEALTH}",
             fix="start it, or correct the URL",
         )  # fmt: skip
     return Server(engine=engine, url=url)
@@ -266,10 +257,10 @@ def running(launch: Launch, *, seconds: float = 900.0) -> Iterator[Server]:
         server.stop()
 
 
-def answers(url: str, health: str, *, seconds: float = 5.0) -> bool:
+def answers(url: str, *, seconds: float = 5.0) -> bool:
     """Whether a server says that it is well."""
     try:
-        with _open(urllib.request.Request(url + health), seconds) as response:
+        with _open(urllib.request.Request(url + HEALTH), seconds) as response:
             return bool(response.status == 200)
     except (OSError, ValueError):  # refused, reset, timed out, or a status of 400 and up
         return False
@@ -310,15 +301,10 @@ def _open(request: urllib.request.Request, seconds: float) -> Any:
     return opener.open(request, timeout=seconds)
 
 
-def last_lines(log: Path, count: int = LAST_LINES) -> str:
+def last_lines(log: Path) -> str:
     """The end of a log, indented for an error message."""
     try:
         text = log.read_text(errors="replace")
     except OSError as error:
         return f"    (no log: {error})"
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines()[-count:])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines()[-LAST_LINES:])
