@@ -9,10 +9,8 @@ import torch
 
 from eagle3.checkpoint import embedding, fill
 from eagle3.drafter import Drafter
-from eagle3.errors import HarnessError
 from eagle3.extraction.base import default_layers
-from eagle3.formats.published import layers_said, read_published, resolve_drafter
-from eagle3.reading import read_object
+from eagle3.formats.published import layers_said, read_config, read_published, resolve_drafter
 from eagle3.verifier_head import VerifierHead
 
 
@@ -27,15 +25,8 @@ def open_unknown(
         HarnessError: not a drafter that runs here, or one of another verifier.
     """
     folder = resolve_drafter(source)
-    path = folder / "config.json"
-    if not path.is_file():
-        raise HarnessError(
-            "not a drafter checkpoint",
-            where=path,
-            rule="config.json is there",
-            fix="correct the path: a folder with config.json and weights",
-        )
-    said = layers_said(read_object(path), head.config.model_type, where=path)
+    where = folder / "config.json"
+    said = layers_said(read_config(folder), head.config.model_type, where=where)
     layers = default_layers(head.config.num_hidden_layers) if said is None else said
     published = read_published(folder, head, aux_layers=layers)
     drafter = Drafter(published.config, embedding(head, dtype))

@@ -34,6 +34,14 @@ SHARED = (
     "max_position_embeddings",
     "hidden_act",
 )
+# Of those, what a config may leave out; None: worked out from the others.
+DEFAULTS: Mapping[str, Any] = {
+    "target_hidden_size": None,
+    "head_dim": None,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "hidden_act": "silu",
+}
 
 
 def eagle_config(
@@ -83,18 +91,14 @@ def read_eagle_config(values: Mapping[str, Any], *, where: str) -> DrafterConfig
         )
     layers = layer_list(values[named], where=f"{where}, {named}")
     aux_layers = tuple(from_vllm(layers) if named == LAYER_IDS else layers)
-    missing = [
-        name
-        for name in SHARED
-        if name not in values and name not in _DEFAULTS and name != "head_dim"
-    ]
+    missing = [name for name in SHARED if name not in values and name not in DEFAULTS]
     if missing:
         raise HarnessError(
             "the drafter's config lacks keys", where=where, rule=", ".join(missing),
             got=f"keys {', '.join(sorted(values))}",
             fix="add them to its config.json, as it was trained",
         )  # fmt: skip
-    shared = {name: values.get(name, _DEFAULTS.get(name)) for name in SHARED}
+    shared = {name: values.get(name, DEFAULTS.get(name)) for name in SHARED}
     if not shared["head_dim"]:
         sizes = {name: values[name] for name in ("hidden_size", "num_attention_heads")}
         for name, value in sizes.items():
@@ -129,11 +133,3 @@ def layer_list(value: object, *, where: str) -> list[int]:
         got=repr(value),
         fix="correct its config.json, as it was trained",
     )
-
-
-_DEFAULTS: dict[str, Any] = {
-    "target_hidden_size": None,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "hidden_act": "silu",
-}

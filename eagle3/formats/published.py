@@ -78,6 +78,20 @@ def resolve_drafter(source: str) -> Path:
         ) from None  # fmt: skip
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """A drafter's config.json, in whatever layout.
+
+    Raises:
+        HarnessError: it is missing or no JSON object.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise HarnessError(
+            "not a drafter checkpoint: a file is missing", where=path, rule="config.json", fix=WHOLE
+        )
+    return read_object(path, fix=WHOLE)
+
+
 def read_published(
     folder: Path, head: VerifierHead, *, aux_layers: Sequence[int] | None = None
 ) -> Published:
@@ -91,12 +105,7 @@ def read_published(
         HarnessError: a kind that is not trained here, or tensors that do not fit its config; sizes
             of another verifier.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise HarnessError(
-            "not a drafter checkpoint: a file is missing", where=path, rule="config.json", fix=WHOLE
-        )
-    values = read_object(path, fix=WHOLE)
+    path, values = folder / "config.json", read_config(folder)
     tensors = read_tensors(folder)
     refuse_kinds(values, tensors, where=path)
     notes: list[str] = []
