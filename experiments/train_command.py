@@ -180,7 +180,7 @@ def run(
                 lr=settings.lr,
                 ttt_steps=settings.objective.ttt_steps,
             )
-            tracker.log_tags({notes.TAG: training.begun()})
+            training.tell_begin(tracker)
             try:
                 stop_on_signals()
                 result = train_arm(
@@ -200,18 +200,7 @@ def run(
                 ignore_stop_signals()
                 log.info("stopped; the same command takes up what is finished")
                 raise
-            tracker.log_metrics(
-                {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0},
-                result.steps,
-            )
-            said = training.ended(
-                tokens=result.tokens,
-                steps=result.steps,
-                best_step=result.best_step,
-                best_tau=result.best_tau,
-                outputs={"checkpoint": output_dir},
-            )
-            tracker.log_tags({notes.TAG: said})
+            training.tell_end(tracker, result, {"checkpoint": output_dir})
         if not ranks.leads:
             return
         write_json(

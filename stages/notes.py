@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle3.tracking import Tracker
+    from eagle3.trainer import TrainResult
 
 TAG = "mlflow.note.content"
 
@@ -61,6 +65,23 @@ class Training:
             else f"the weights kept are those of step {best_step:,}: **dev τ {best_tau:.3f}**"
         )
         return f"{self.begun()}\n\n{found}. {places(outputs)}"
+
+    def tell_begin(self, tracker: Tracker) -> None:
+        """Makes `begun` the run's description."""
+        tracker.log_tags({TAG: self.begun()})
+
+    def tell_end(self, tracker: Tracker, result: TrainResult, outputs: Mapping[str, Path]) -> None:
+        """Makes `ended` the run's description, with the best step and its dev τ as metrics."""
+        best = {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0}
+        tracker.log_metrics(best, result.steps)
+        said = self.ended(
+            tokens=result.tokens,
+            steps=result.steps,
+            best_step=result.best_step,
+            best_tau=result.best_tau,
+            outputs=outputs,
+        )
+        tracker.log_tags({TAG: said})
 
 
 def budget(tokens: int | None, epochs: int | None) -> str:

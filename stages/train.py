@@ -70,7 +70,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             lr=settings.lr,
             ttt_steps=settings.objective.ttt_steps,
         )
-        tracker.log_tags({notes.TAG: training.begun()})
+        training.tell_begin(tracker)
         result = train_arm(
             Path(arm.init),
             data,
@@ -91,20 +91,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             for name, step, value in result.history
         ]
         write_atomically(args.curve, "\n".join(lines) + "\n")
-        tracker.log_metrics(
-            {"best_step": result.best_step, "best_dev_tau": result.best_tau or 0.0}, result.steps
-        )
-        tracker.log_tags(
-            {
-                notes.TAG: training.ended(
-                    tokens=result.tokens,
-                    steps=result.steps,
-                    best_step=result.best_step,
-                    best_tau=result.best_tau,
-                    outputs={"checkpoint": args.out, "curve": args.curve},
-                )
-            }
-        )
+        training.tell_end(tracker, result, {"checkpoint": args.out, "curve": args.curve})
         trained = {"steps": result.steps, "tokens": result.tokens}
         stage.note("trained", trained | {"stopped_early": result.stopped_early})
         stage.note("processes", stage.ranks.count)
