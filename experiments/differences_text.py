@@ -15,6 +15,7 @@ from experiments.differences import (
     ARM,
     CODE,
     DATA,
+    FROM_COMMIT,
     MACHINE,
     RESULTS,
     SETTINGS,
@@ -27,7 +28,6 @@ from stages.lineage import Step, Target
 SHORT = 12  # letters of a digest or a commit
 LONGEST = 60  # letters of a value in a table
 FILES = 6  # that are named where more differ
-COMMITS = ("commit", "changed")
 
 
 def as_text(
@@ -84,10 +84,10 @@ def _by_key(found: Sequence[Difference], kind: str, verb: str) -> list[str]:
 def _code(one: Sequence[Step], other: Sequence[Step], found: Sequence[Difference]) -> list[str]:
     files: dict[str, list[str]] = {}
     for item in found:
-        if item.kind == CODE and item.name not in COMMITS:
+        if item.kind == CODE and item.name not in FROM_COMMIT:
             files.setdefault(item.stage, []).append(item.name)
     lines = [f"  {stage}: other code in {_few(names)}" for stage, names in files.items()]
-    moved = any(item.kind == CODE and item.name in COMMITS for item in found)
+    moved = any(item.kind == CODE and item.name in FROM_COMMIT for item in found)
     if moved:
         said = "so the commits differ:" if files else "no file differs; the commits do:"
         lines.append(f"  {said} A from {_commits(one)}, B from {_commits(other)}")
@@ -129,7 +129,7 @@ def _data(found: Sequence[Difference]) -> list[str]:
 def _results(found: Sequence[Difference], varies: Sequence[str]) -> list[str]:
     """What came out otherwise, and from which stage on that is due to none of the above."""
     causes = {item.stage for item in found if item.kind in (SETTINGS, DATA)}
-    causes |= {item.stage for item in found if item.kind == CODE and item.name not in COMMITS}
+    causes |= {item.stage for item in found if item.kind == CODE and item.name not in FROM_COMMIT}
     by_stage: dict[str, list[str]] = {}
     for item in found:
         if item.kind == RESULTS and not _times(item.name, varies):

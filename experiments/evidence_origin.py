@@ -16,7 +16,7 @@ from typing import Any
 
 from eagle3.tracking import flatten
 from experiments.evidence import KEY
-from experiments.study_origin import maker_of, study_run
+from experiments.study_origin import behind, study_run
 from stages.dvc_files import Entry, file_digest, read_lock
 from stages.lineage import Lineage, Step, Target
 from stages.provenance import git
@@ -64,17 +64,9 @@ def _step(
     says = flatten({key: found[key] for key in SAYS if key in found})
     said = [("says", f"{key}: {json.dumps(value)}") for key, value in says.items()]
     if record := found.get(KEY):
-        makers = {p: maker_of(lineage, p, md5) for p, md5 in record["inputs"].items()}
-        needs = {
-            p: (md5, maker.name if (maker := makers[p]) else None)
-            for p, md5 in record["inputs"].items()
-        }
+        needs, before = behind(lineage, record["inputs"])
         step = Step(name, outs, needs, record["settings"], record)
-        before: dict[str, Step] = {}
-        for maker in filter(None, makers.values()):
-            for one in reversed(lineage.chain(maker)):
-                before.setdefault(one.stage, one)
-        return step, [*reversed(before.values())], [*said, *_lacks(lineage, step)]
+        return step, before, [*said, *_lacks(lineage, step)]
     run, why = _run_of(root, path.name, found) if path.name in STUDIES else (None, None)
     if run is not None and (led := study_run(root, lineage, run)) is not None:
         _, (first, *rest) = led

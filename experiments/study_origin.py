@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
             raise
     tags, name = run.data.tags, run.info.run_name
     read = {key.removeprefix(DATA_TAG): value for key, value in tags.items() if _is_data(key)}
-    makers = {path: maker_of(lineage, path, digest) for path, digest in sorted(read.items())}
+    needs, before = behind(lineage, dict(sorted(read.items())))
     step = Step(
         name,
         {},
-        {path: (read[path], maker.name if maker else None) for path, maker in makers.items()},
+        needs,
         {key: _value(value) for key, value in run.data.params.items()},
         {
             "commit": tags.get(COMMIT),
@@ -55,19 +56,36 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
             **{key: _value(tags[key]) for key in SAME_NAME if key in tags},
         },
     )
-    before: dict[str, Step] = {}
-    for maker in filter(None, makers.values()):
-        for one in reversed(lineage.chain(maker)):
-            before.setdefault(one.stage, one)
     target = Target(run_id, "run", Entry(name, "", read, {}, step.params, current=False))
-    return target, [step, *reversed(before.values())]
+    return target, [step, *before]
 
 
 def _is_data(key: str) -> bool:
     return key.startswith(DATA_TAG)
 
 
-def maker_of(lineage: Lineage, path: str, digest: str) -> Entry | None:
+def behind(
+    lineage: Lineage, read: Mapping[str, str]
+) -> tuple[dict[str, tuple[str, str | None]], list[Step]]:
+    """What stands behind paths that something outside DVC read.
+
+    Args:
+        read: DVC's digests by path.
+
+    Returns:
+        digest and maker of each path, as `Step.needs` has them, and the chains of all makers as
+        one: each stage once, before those that it needs.
+    """
+    makers = {path: _maker_of(lineage, path, digest) for path, digest in read.items()}
+    needs = {path: (read[path], maker.name if maker else None) for path, maker in makers.items()}
+    before: dict[str, Step] = {}
+    for maker in filter(None, makers.values()):
+        for one in reversed(lineage.chain(maker)):
+            before.setdefault(one.stage, one)
+    return needs, list(reversed(before.values()))
+
+
+def _maker_of(lineage: Lineage, path: str, digest: str) -> Entry | None:
     """The stage, present or remembered, that made a path with this digest."""
     entries = [*lineage.lock.values(), *lineage.cache.runs]
     return next((entry for entry in entries if entry.outs.get(path) == digest), None)

@@ -168,7 +168,8 @@ def arm_data(
             return data
         states = StatesDataset.open(data_dir / "train")
     kept, held = split(states, val_ratio)
-    dev = [index for index in held if _one_answer(states, index)]
+    masks = (mask for _, mask in tokens_of(states, held))
+    dev = [index for index, mask in zip(held, masks, strict=True) if _one_answer(mask)]
     if len(dev) < len(held):
         log.info("%d held out samples have several answers: no τ by replay", len(held) - len(dev))
     log.info("%d samples to train on, %d held out", len(kept), len(held))
@@ -200,12 +201,13 @@ def split(states: States, val_ratio: float | None) -> tuple[list[int], list[int]
     return [index for index in range(len(states)) if index not in out], held
 
 
-def _one_answer(states: States, index: int) -> bool:
-    """Whether a sample's supervised tokens are one run, as replay wants them."""
-    if isinstance(states, StatesDataset):
-        marked = states[index].loss_mask.nonzero()[:, 0]
-    else:
-        marked = states.tokens(index)[1].nonzero()[:, 0]
+def _one_answer(mask: torch.Tensor) -> bool:
+    """Whether supervised tokens are one run, as replay wants them.
+
+    Args:
+        mask: u8[T], 1 where a token is supervised.
+    """
+    marked = mask.nonzero()[:, 0]
     return bool(len(marked)) and int(marked[-1] - marked[0]) + 1 == len(marked)
 
 

@@ -37,9 +37,8 @@ from stages.dvc_files import (
     digest_of_listing,
     file_digest,
     folder_listing,
-    read_lock,
 )
-from stages.lineage import RECORDS
+from stages.lineage import RECORDS, Lineage
 from stages.params import read_section
 from stages.provenance import git_state
 
@@ -75,14 +74,7 @@ def run(root: Path, asked: list[str], *, as_json: bool, keep: bool) -> int:
     Raises:
         HarnessError: nothing has run yet, or what was asked for is unknown.
     """
-    lock = read_lock(root)
-    if not lock:
-        raise HarnessError(
-            "nothing has run yet",
-            where=root / "dvc.lock",
-            rule="stages that have run",
-            fix="make repro",
-        )
+    lock = Lineage(root).lock
     settings = read_section(root / "params.yaml", VerifySettings, "verify")
     names = in_order(lock, select(lock, asked))
     if changed := git_state(root)["changed"]:

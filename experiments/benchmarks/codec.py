@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from eagle3.acceptance import PromptCounts
+from eagle3.acceptance import ALL, PromptCounts
 from eagle3.arm import open_states
 from eagle3.codec import STORED
+from eagle3.comparison import counts_of
 from eagle3.conventions import Conventions
 from eagle3.dataset import Document, StatesDataset
 from eagle3.errors import HarnessError
@@ -150,10 +151,7 @@ def _trained(bench: Bench, arm: BenchArm, codec: str, tokens: int, seeds: int) -
         )
         found.append(score(drafter, arm.data.dev, how.k, how.dtype))
         say(f"codec {codec}, seed {seed}: dev τ {length(found[-1]):.4f}")
-    return Counts.of(
-        [[item.accepted for item in items] for items in found],
-        [[item.verify_steps for item in items] for items in found],
-    )
+    return counts_of(found, ALL)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
