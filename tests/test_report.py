@@ -260,3 +260,10 @@ def test_the_picture_of_the_chain(data: ReportData) -> None:
     across = sorted(float(y1) for x1, y1, x2, _ in lines if x1 != x2)
     assert across == [54.0, 92.0, 130.0, 130.0]
     assert lineage(ReportData()) is None
+
+
+def test_marks_of_an_axis_are_short() -> None:
+    values = (0, 0.00003, 0.05, 1.5, 350, 2_000, 12_045, 200_396, 2_003_960)
+    assert [charts.short(value) for value in values] == [
+        *("0", "3e-5", "0.05", "1.5", "350", "2000", "12k", "200k", "2M"),
+    ]

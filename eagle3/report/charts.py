@@ -186,6 +186,8 @@ def short(value: float) -> str:
     """A number as the mark of an axis."""
     if value == 0:
         return "0"
+    if abs(value) >= 1_000_000:
+        return f"{value / 1_000_000:.3g}M"
     if abs(value) >= 10_000:
         return f"{value / 1000:.0f}k"
     if abs(value) >= 100:
