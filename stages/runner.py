@@ -233,7 +233,16 @@ def run_stage(
             print(f"{stage.name}: {known}", file=sys.stderr)
             raise SystemExit(2) from None
         raise
-    runs = _finish(stage, "FINISHED")
+    try:
+        runs = _finish(stage, "FINISHED")
+    except KeyboardInterrupt:
+        ignore_stop_signals()
+        print(
+            f"{stage.name}: stopped while MLflow took its run; the same command takes up what is "
+            "finished, `eagle3 sync` sends the rest",
+            file=sys.stderr,
+        )
+        raise SystemExit(STOPPED) from None
     if not stage.ranks.leads:
         return
     write_json(

@@ -112,6 +112,26 @@ def test_a_stop_is_one_line(
     )
 
 
+def test_a_stop_while_the_store_is_waited_for_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], signals: None
+) -> None:
+    class Slow:
+        def close(self, status: str) -> dict[str, str | None]:
+            os.kill(os.getpid(), signal.SIGINT)
+            return {}
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        stage.trackers.append(Slow())  # type: ignore[arg-type]
+
+    with pytest.raises(SystemExit) as stopped:
+        run_stage("train", main, arguments, [])
+    assert stopped.value.code == STOPPED
+    told = capsys.readouterr().err
+    assert told.startswith("train: stopped while MLflow took its run") and told.count("\n") == 1
+    # What it made is not said to be made: DVC runs it again.
+    assert not (project / "provenance").exists()
+
+
 def test_a_full_disk_is_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def full() -> None:
         Path("/dev/full").write_text("x")
