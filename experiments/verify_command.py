@@ -86,7 +86,7 @@ def run(root: Path, asked: list[str], *, as_json: bool, keep: bool) -> int:
         first = next((found for found in results if found.state == DIFFERENT), None)
         environment = _environment(root, project, lock, first.stage if first else names[-1])
     if as_json:
-        about = {name: list(pair) for name, pair in environment.items()}
+        about = None if environment is None else {n: list(p) for n, p in environment.items()}
         outs = [asdict(found) for found in results]
         print(json.dumps({"exit": code, "outs": outs, "environment": about}, indent=2))
     else:
@@ -204,9 +204,13 @@ def _file(
 
 
 def as_text(
-    results: list[Found], environment: Mapping[str, tuple[Any, Any]], *, failed: bool
+    results: list[Found], environment: Mapping[str, tuple[Any, Any]] | None, *, failed: bool
 ) -> str:
-    """One line an output, then the verdict and what the environment has to do with it."""
+    """One line an output, then the verdict and what the environment has to do with it.
+
+    Args:
+        environment: what changed, by name; None: the recorded run has left no record here.
+    """
     width = max(len(found.path) for found in results)
     lines = [
         f"{found.path:{width}}  {found.state}{': ' if found.first else ''}{found.first}"
@@ -217,6 +221,9 @@ def as_text(
     lines += ["", ", ".join(counts), _verdict(results, failed)]
     if NOT_COMPARED in states:
         lines.append("what is not compared is a time or follows from one: params.yaml, verify")
+    if environment is None:
+        lines.append("the record of the recorded run is not here: what else changed is unknown")
+        return "\n".join(lines)
     changed = [f"  {name}: {old} -> {new}" for name, (old, new) in environment.items()]
     lines += (
         ["what else is not as in the recorded run:", *changed]
@@ -242,13 +249,13 @@ def _verdict(results: list[Found], failed: bool) -> str:
 
 def _environment(
     root: Path, project: Path, lock: Mapping[str, Entry], stage: str
-) -> dict[str, tuple[Any, Any]]:
-    """What the records of one stage say differently, then and now."""
+) -> dict[str, tuple[Any, Any]] | None:
+    """What the records of one stage say differently, then and now; None where one is not here."""
     path = f"{RECORDS}{stage}.json"
     recorded = Cache(root).object(lock[stage].outs.get(path, "")) or root / path
     made = project / path
     if not recorded.is_file() or not made.is_file():
-        return {}
+        return None
     return environment_changes(json.loads(recorded.read_text()), json.loads(made.read_text()))
 
 

@@ -112,7 +112,7 @@ def project(ran: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def verified(
     project: Path, capsys: pytest.CaptureFixture[str], *asked: str
-) -> tuple[int, dict[str, dict[str, str]], dict[str, list[object]]]:
+) -> tuple[int, dict[str, dict[str, str]], dict[str, list[object]] | None]:
     code = verify_command.run(project, list(asked), as_json=True, keep=False)
     printed = capsys.readouterr().out
     found = json.loads(printed)  # nothing else is on stdout
@@ -204,7 +204,8 @@ def test_in_a_clone_without_the_cache(
     shutil.copy(project / "dvc.lock", copy)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("NOISE", noise)
-    code, outs, _ = verified(copy, capsys)
+    code, outs, environment = verified(copy, capsys)
+    assert environment is None  # no record to compare with: not "the same"
     assert code == (state == DIFFERENT) and outs["checkpoints/a"]["state"] == state
     # Its time is another one, and may be; whether more is different, nothing here tells.
     assert outs["metrics/summary.json"]["state"] == UNKNOWN
@@ -244,6 +245,8 @@ commit, machine and versions are those of the recorded run"""
     text = verify_command.as_text([same, other], {"threads": (1, 3)}, failed=False)
     assert "\nnot the same: first train@b made another checkpoints/b: tensor w: 4 of 4" in text
     assert text.endswith("what else is not as in the recorded run:\n  threads: 1 -> 3")
+    text = verify_command.as_text([same], None, failed=False)
+    assert text.endswith("is not here: what else changed is unknown") and "versions" not in text
     near = verify_command.Found("train@a", "metrics/a.json", WITHIN, "tau: 1.0, now 1.01")
     assert "the same within the tolerances" in verify_command.as_text([near], {}, failed=False)
     unknown = verify_command.Found("report", "metrics/x.json", UNKNOWN, "and the bytes")
