@@ -177,8 +177,7 @@ def run(
                 states=data_dir,
                 documents=len(data.lengths),
                 budget=notes.budget(tokens, epochs or 1),
-                lr=settings.lr,
-                ttt_steps=settings.objective.ttt_steps,
+                settings=settings,
             )
             training.tell_begin(tracker)
             try:

@@ -67,8 +67,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             states=Path(arm.states),
             documents=len(data.lengths),
             budget=notes.budget(arm.tokens, arm.epochs),
-            lr=settings.lr,
-            ttt_steps=settings.objective.ttt_steps,
+            settings=settings,
         )
         training.tell_begin(tracker)
         result = train_arm(

@@ -162,6 +162,5 @@ def training_words(bench: Bench, arm: BenchArm, settings: TrainSettings, tokens:
         states=Path(arm.entry.states),
         documents=len(arm.data.lengths),
         budget=notes.budget(tokens, None),
-        lr=settings.lr,
-        ttt_steps=settings.objective.ttt_steps,
+        settings=settings,
     ).begun()
