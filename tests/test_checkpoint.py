@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3.checkpoint import load_drafter, read_checkpoint, save_drafter
+from eagle3.checkpoint import load_drafter, save_drafter
 from eagle3.errors import HarnessError
 from eagle3.export import export, probe
 from eagle3.formats.eagle import read_eagle_config
@@ -131,11 +131,11 @@ def test_a_drafter_of_another_verifier_is_refused(tmp_path: Path) -> None:
 def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "old")
     tensors = load_file(folder / "model.safetensors")
-    tensors["surprise"] = tensors.pop("fc.weight")
+    tensors["surprise"] = tensors.pop("norm.weight")
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(HarnessError) as caught:
         load_drafter(folder, make_head(), torch.float32)
-    assert "missing: fc.weight" in str(caught.value) and "again, whole" in str(caught.value)
+    assert "missing: norm.weight" in str(caught.value) and "again, whole" in str(caught.value)
     assert "unknown: surprise" in str(caught.value)
 
 
@@ -193,17 +193,17 @@ def test_aux_layers_are_a_list_of_numbers(tmp_path: Path, layers: object) -> Non
     path = saved(tmp_path / "old") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"aux_layers": layers}))
     with pytest.raises(HarnessError, match=r"config.json, aux_layers[\s\S]*whole numbers"):
-        read_checkpoint(path.parent)
+        load_drafter(path.parent, make_head(), torch.float32)
 
 
 def test_a_torn_checkpoint_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "old") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(HarnessError, match=rf"{path}[\s\S]*whole safetensors"):
-        read_checkpoint(path.parent)
+        load_drafter(path.parent, make_head(), torch.float32)
     (path.parent / "config.json").write_text("[1]")
     with pytest.raises(HarnessError, match=r"one JSON object[\s\S]*got: list"):
-        read_checkpoint(path.parent)
+        load_drafter(path.parent, make_head(), torch.float32)
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_drafter_that_sglang_would_serve_as_another_is_refused(
     with pytest.raises(HarnessError, match="layer 0 first"):
         check_drafter(tmp_path / "drafter", llama.model_copy(update={"model_type": "deepseek_v3"}))
     wider = llama.model_copy(update={"hidden_size": 128})
-    with pytest.raises(HarnessError, match=r"belong together[\s\S]*target_hidden_size 128"):
+    with pytest.raises(HarnessError, match=r"another hidden size[\s\S]*128[\s\S]*got: 64"):
         check_drafter(tmp_path / "drafter", wider)
     path = tmp_path / "drafter" / "config.json"
     config = json.loads(path.read_text())

@@ -147,7 +147,6 @@ def test_another_width_and_what_differs_are_named(
     text = "\n".join(caplog.messages)
     assert "intermediate_size is 40, where one from scratch has 24" in text
     assert "rope_theta is 1000000.0, where one from scratch has 10000.0" in text
-    assert "no embedding of its own: the verifier's is used" in text
     assert "1 of 2 head rows (50.0%) come from" in text and "1 (50.0%) from the verifier" in text
 
 

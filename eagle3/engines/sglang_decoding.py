@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.checkpoint import CONFIG, read_checkpoint
+from eagle3.checkpoint import CONFIG
 from eagle3.engines.served import Answer, ServingEngine, ask_timed
 from eagle3.engines.server import Launch, Server
 from eagle3.engines.sglang import (
@@ -23,7 +23,8 @@ from eagle3.engines.sglang import (
     sglang_python,
 )
 from eagle3.errors import HarnessError
-from eagle3.formats.eagle import LAYER_IDS
+from eagle3.formats.eagle import LAYER_IDS, read_eagle_config
+from eagle3.formats.published import fits_verifier
 from eagle3.layer_ids import sglang_layer_ids
 from eagle3.reading import read_object
 from eagle3.verifier import VerifierSpec
@@ -153,22 +154,14 @@ def check_drafter(folder: Path, spec: VerifierSpec) -> None:
     """Refuses a drafter that SGLang would load and serve as something else, or not at all.
 
     Raises:
-        HarnessError: tensors that do not fit its config, another width or vocabulary than the
-            verifier's, or aux layers that SGLang would not read as they are meant.
+        HarnessError: sizes or layers that the verifier does not have, or aux layers that SGLang
+            would not read as they are meant.
     """
-    config, _ = read_checkpoint(folder)
-    for ours, theirs in (
-        ("target_hidden_size", "hidden_size"),
-        ("vocab_size", "vocab_size"),
-    ):
-        if getattr(config, ours) != getattr(spec, theirs):
-            raise HarnessError(
-                "drafter and verifier do not belong together", where=f"{folder} and {spec.source}",
-                rule=f"{ours} {getattr(spec, theirs)}", got=getattr(config, ours),
-                fix="a drafter for this verifier, or the verifier of this drafter",
-            )  # fmt: skip
     where = folder / CONFIG
-    nested = read_object(where, fix="export the drafter again").get("eagle_config")
+    values = read_object(where, fix="export the drafter again")
+    config = read_eagle_config(values, where=str(where))
+    fits_verifier(config, spec, where=where)
+    nested = values.get("eagle_config")
     told = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
     meant = sglang_layer_ids(config.aux_layers, spec.model_type)
     if told != meant:

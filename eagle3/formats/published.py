@@ -1,4 +1,4 @@
-"""Drafters that others published, to go on training from, in EAGLE's or speculators' layout.
+"""Drafters as they lie in a folder, ours and published ones, in EAGLE's or speculators' layout.
 
 Takes the architecture from the checkpoint's own config, brings tensors under our names, and says
 what it filled in. A drafter that this harness cannot train is refused, with the value that makes
@@ -95,7 +95,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_published(
     folder: Path, head: VerifierHead, *, aux_layers: Sequence[int] | None = None
 ) -> Published:
-    """Reads a drafter to be trained further on a verifier.
+    """Reads a drafter for a verifier.
 
     Args:
         aux_layers: post-layer indices that it was trained on, where its config does not say; goes
@@ -110,10 +110,12 @@ def read_published(
     refuse_kinds(values, tensors, where=path)
     notes: list[str] = []
     config = _config(values, tensors, head.config, aux_layers, path, notes)
-    _same_sizes(config, values, head.config, path, notes)
+    fits_verifier(config, head.config, where=path)
+    _meant_for(values, head.config, path, notes)
     own = own_names(tensors, folder)
     refuse_quantised(own, folder)
-    notes.append(about_embedding(own.pop(EMBEDDING, None), head, folder))
+    if EMBEDDING in own:
+        notes.append(about_embedding(own.pop(EMBEDDING), head, folder))
     notes += fill_vocabulary(own, config, head, folder)
     return Published(config, own, notes)
 
@@ -248,35 +250,48 @@ def _flat(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return flat
 
 
-def _same_sizes(
-    config: DrafterConfig,
-    values: Mapping[str, Any],
-    verifier: HeadConfig,
-    path: Path,
-    notes: list[str],
-) -> None:
-    """Refuses a drafter for a verifier of other sizes or another kind, with both values."""
-    spoken = part(values, "verifier", where=path)
-    pairs: list[tuple[str, object, object]] = [
-        ("hidden size", verifier.hidden_size, config.target_hidden_size),
-        ("vocabulary", verifier.vocab_size, config.vocab_size),
-        ("kind", verifier.model_type, spoken.get("model_type", verifier.model_type)),
-    ]
-    for name, theirs, mine in pairs:
+def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: object) -> None:
+    """Refuses a drafter whose sizes or layers the verifier does not have.
+
+    Raises:
+        HarnessError: with both values.
+    """
+    for name, mine, theirs in (
+        ("hidden size", config.target_hidden_size, verifier.hidden_size),
+        ("vocabulary", config.vocab_size, verifier.vocab_size),
+    ):
         if mine != theirs:
-            raise HarnessError(
-                f"the drafter is for a verifier of another {name}",
-                where=path, rule=f"{verifier.verifier}: {theirs}", got=mine,
-                fix="start from scratch, or from a drafter for this verifier or one like it",
-            )  # fmt: skip
-    if max(config.aux_layers) >= verifier.num_hidden_layers or min(config.aux_layers) < 0:
+            raise _of_another(name, mine, theirs, verifier, where)
+    if min(config.aux_layers) < 0 or max(config.aux_layers) >= verifier.num_hidden_layers:
         raise HarnessError(
             "the drafter reads layers that the verifier does not have",
-            where=path,
+            where=where,
             rule=f"{verifier.verifier} has layers 0 to {verifier.num_hidden_layers - 1}",
             got=list(config.aux_layers),
             fix="a drafter for this verifier, or --drafter-aux-layers if its config is wrong",
         )
+
+
+def _of_another(
+    name: str, mine: object, theirs: object, verifier: HeadConfig, where: object
+) -> HarnessError:
+    return HarnessError(
+        f"the drafter is for a verifier of another {name}",
+        where=where,
+        rule=f"{verifier.verifier}: {theirs}",
+        got=mine,
+        fix="a drafter for this verifier or one like it; or train from scratch",
+    )
+
+
+def _meant_for(
+    values: Mapping[str, Any], verifier: HeadConfig, path: Path, notes: list[str]
+) -> None:
+    """Refuses a drafter for a verifier of another kind; notes one for another of the same kind."""
+    spoken = part(values, "verifier", where=path)
+    kind = spoken.get("model_type", verifier.model_type)
+    if kind != verifier.model_type:
+        raise _of_another("kind", kind, verifier.model_type, verifier, path)
     named = part(part(values, "speculators_config", where=path), "verifier", where=path)
     trained_for = spoken.get("name") or named.get("name_or_path")
     if trained_for and trained_for != verifier.verifier:

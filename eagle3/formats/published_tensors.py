@@ -101,14 +101,12 @@ def refuse_quantised(tensors: Mapping[str, Tensor], folder: Path) -> None:
             )  # fmt: skip
 
 
-def about_embedding(embed: Tensor | None, head: VerifierHead, folder: Path) -> str:
-    """What to say of a drafter's own embedding: training reads tokens through the verifier's.
+def about_embedding(embed: Tensor, head: VerifierHead, folder: Path) -> str:
+    """What to say of a drafter's own embedding: tokens are read through the verifier's.
 
     Raises:
         HarnessError: it has another shape than the verifier's.
     """
-    if embed is None:
-        return "no embedding of its own: the verifier's is used"
     if embed.shape != head.embed.shape:
         raise HarnessError(
             "the drafter's embedding is not of this verifier",
