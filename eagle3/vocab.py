@@ -133,7 +133,7 @@ def write_vocabulary(
     )
 
 
-def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabulary:
+def read_vocabulary(path: Path, *, vocab_size: int) -> DraftVocabulary:
     """Reads a vocabulary file.
 
     Args:
@@ -157,12 +157,7 @@ def read_vocabulary(path: Path, *, vocab_size: int | None = None) -> DraftVocabu
             fix="give the file of the vocab stage, or a folder with d2t.npy and t2d.npy",
         )  # fmt: skip
     t2d = tensors["t2d"].bool()
-    if vocab_size is not None and len(t2d) != vocab_size:
-        raise HarnessError(
-            "draft vocabulary of another verifier", where=path, rule=f"t2d of {vocab_size} tokens",
-            got=len(t2d), fix="build it from this verifier's responses",
-        )  # fmt: skip
-    offsets, _ = read_map(tensors["d2t"], t2d, len(t2d), where=path)
+    offsets, _ = read_map(tensors["d2t"], t2d, vocab_size, where=path)
     return ordered(DraftVocabulary(d2t=offsets, t2d=t2d), where=path)
 
 

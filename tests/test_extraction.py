@@ -318,7 +318,7 @@ def test_stages_on_a_tiny_verifier(
         torch.testing.assert_close(
             one.verifier_lse, alone.logits[0].logsumexp(-1), rtol=1e-4, atol=1e-4
         )
-    vocabulary = read_vocabulary(Path("vocab.safetensors"))
+    vocabulary = read_vocabulary(Path("vocab.safetensors"), vocab_size=dataset.meta.vocab_size)
     # Supervised: 5-6, 6-8, 7-10, 8-12, 9-14. So 8, 9, 10 stand three times, 6, 7, 11, 12 twice and
     # 5, 13, 14 once, of which the first two find room; the tokenizer calls 1 and 2 special.
     assert vocabulary.target_ids.tolist() == [1, 2, *range(5, 14)]
