@@ -13,22 +13,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import locked, write_atomically, write_json
+from experiments.graph import Graph
+from experiments.inputs_check import ARM_INPUTS, WRITE_IN, check_inputs, check_sources
 from experiments.renewal import repro
-from experiments.settings_check import (
-    ARM_INPUTS,
-    WRITE_IN,
-    check_inputs,
-    check_settings,
-    check_sources,
-    made_by_stages,
-    uncompared,
-)
+from experiments.settings_check import check_settings
 from stages import outside
 from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.provenance import ORIGIN_FILE, git_state
@@ -92,24 +86,28 @@ def cache_folder(root: Path) -> Path:
     return (root / done.stdout.strip()).resolve()
 
 
-Check = Callable[[Mapping[str, Any], str], None]
+def _checked(root: Path, params: Mapping[str, Any], where: str) -> Graph:
+    """The project's graph with these settings, which can be used and have what they name."""
+    check_settings(params, where)
+    graph = Graph(root, params.get("arms", {}))
+    check_inputs(params, graph, where)
+    check_sources(params, root, where)
+    return graph
 
 
-def prepare(root: Path, overlay: Path, check: Check = check_settings) -> Path:
+def prepare(root: Path, overlay: Path) -> Path:
     """Makes or refreshes the overlay's folder; its earlier results stay in it.
 
     Raises:
-        HarnessError: the overlay is missing, not YAML, or makes settings that `check` refuses.
+        HarnessError: the overlay is missing, not YAML, or makes settings that cannot be used.
     """
     where = f"{overlay} over params.yaml"
     merged = overlaid(read_params(root / "params.yaml"), read_yaml(overlay), where=overlay)
-    check(merged, where)
-    check_inputs(merged, root, where)
-    check_sources(merged, root, where)
-    links = _outside(root, merged, where)
+    graph = _checked(root, merged, where)
+    links = _outside(graph, merged, where)
     files = project_files(root)
     copied = {*files, *(str(parent) for name in files for parent in Path(name).parents), *links}
-    check_inputs(merged, root, where, there=copied)
+    check_inputs(merged, graph, where, there=copied)
     folder = _folder_of(root, overlay)
     folder.mkdir(parents=True, exist_ok=True)
     origin = folder / ORIGIN_FILE
@@ -147,7 +145,7 @@ def _folder_of(root: Path, overlay: Path) -> Path:
     return root / ".work" / "overlays" / overlay.stem
 
 
-def _outside(root: Path, params: Mapping[str, Any], where: str) -> list[str]:
+def _outside(graph: Graph, params: Mapping[str, Any], where: str) -> list[str]:
     """Relative paths that settings name, that are there, and that no stage makes: what of them git
     ignores is not among the files that are copied.
 
@@ -157,8 +155,7 @@ def _outside(root: Path, params: Mapping[str, Any], where: str) -> list[str]:
     named = {f"{s}.{k}": v for s in outside.KEYS for k, v in outside.named(s, params.get(s) or {})}
     arms: Mapping[str, Any] = params.get("arms") or {}
     named |= {f"arms.{name}.{key}": arm[key] for name, arm in arms.items() for key in ARM_INPUTS}
-    made = made_by_stages(root, arms)
-    found = []
+    root, found = graph.root, []
     for key, value in named.items():
         path = Path(value)
         if path.is_absolute() or not (root / path).exists():
@@ -171,7 +168,7 @@ def _outside(root: Path, params: Mapping[str, Any], where: str) -> list[str]:
                 got=value,
                 fix=f"{(root / path).resolve()}",
             )
-        if path.parts and not made & {str(path), *map(str, path.parents)}:
+        if path.parts and not graph.makes(str(path)):
             found.append(str(path))
     return found
 
@@ -184,9 +181,7 @@ def _link(source: Path, destination: Path) -> None:
         destination.symlink_to(source)
 
 
-def run_overlay(
-    root: Path, overlay: Path, check: Check = check_settings, targets: Sequence[str] = ()
-) -> int:
+def run_overlay(root: Path, overlay: Path, targets: Sequence[str] = ()) -> int:
     """Runs the pipeline (or only what these stages need) under an overlay; DVC's exit code.
 
     Raises:
@@ -205,13 +200,13 @@ def run_overlay(
                 fix="wait for it or stop it, or give this file another name",
             )
         try:
-            return _run_in_copy(root, overlay, check, targets)
+            return _run_in_copy(root, overlay, targets)
         finally:
             lock.unlink()
 
 
-def _run_in_copy(root: Path, overlay: Path, check: Check, targets: Sequence[str]) -> int:
-    folder = prepare(root, overlay, check)
+def _run_in_copy(root: Path, overlay: Path, targets: Sequence[str]) -> int:
+    folder = prepare(root, overlay)
     print(f"overlay {overlay} runs in {folder}", flush=True)
     # DVC_ROOT and the current folder are the copy's there: the store is named.
     environment = {**os.environ, "MLFLOW_TRACKING_URI": resolve_store(root).uri}
@@ -223,16 +218,14 @@ def _run_in_copy(root: Path, overlay: Path, check: Check, targets: Sequence[str]
 
 def run_default(root: Path) -> int:
     """Runs the pipeline as params.yaml says; returns DVC's exit code."""
-    params = read_params(root / "params.yaml")
-    check_settings(params, "params.yaml")
-    check_inputs(params, root, "params.yaml")
-    check_sources(params, root, "params.yaml")
+    _checked(root, read_params(root / "params.yaml"), "params.yaml")
     return _run(root, dict(os.environ))
 
 
 def _run(folder: Path, environment: dict[str, str], targets: Sequence[str] = ()) -> int:
     if not targets:
-        for arm in uncompared(read_params(folder / "params.yaml"), folder):
+        arms = read_params(folder / "params.yaml").get("arms", {})
+        for arm in Graph(folder, arms).uncompared:
             print(
                 f"arm {arm} will be trained and evaluated (metrics/{arm}.json), but will not be in "
                 f"the report: {WRITE_IN.format(arm=arm)}",

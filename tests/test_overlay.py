@@ -12,8 +12,11 @@ import pytest
 
 from eagle3.errors import HarnessError
 from eagle3.workspace import locked
+from experiments import overlay as overlays
+from experiments.graph import Graph
+from experiments.inputs_check import check_inputs, check_sources
 from experiments.overlay import prepare, project_files, run_overlay
-from experiments.settings_check import check_inputs, check_settings, check_sources, uncompared
+from experiments.settings_check import check_settings
 from stages.params import overlaid, read_params, read_yaml
 
 ARM = "{init: data/verifier_head.safetensors, states: a, head: a, vocab: a, tokens: 1}"
@@ -63,11 +66,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "faster.yaml").write_text("train: {lr: 0.5}\n")
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    # The small project has none of the real settings.
+    monkeypatch.setattr(overlays, "check_settings", lambda params, where: None)
     return root
-
-
-def anything(params: object, where: str) -> None:
-    """Takes every setting: the small project here has none of the real ones."""
 
 
 def ran(project: Path) -> list[str]:
@@ -82,7 +83,7 @@ def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str])
     assert ran(project) == ["extract", "train"]
     theirs = (project / "checkpoints" / "a").read_text()
     overlay = project.parent / "faster.yaml"
-    assert run_overlay(project, overlay, anything) == 0
+    assert run_overlay(project, overlay) == 0
     assert ran(project) == ["train"]  # extract's states came out of the run cache
     folder = project / ".work" / "overlays" / "faster"
     made = (folder / "checkpoints" / "a").read_text()
@@ -91,14 +92,14 @@ def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str])
     assert f"report:    {folder}/report/report.html" in capfd.readouterr().out
     assert (project / "checkpoints" / "a").read_text() == theirs
     # Nothing changed: nothing runs, here or there.
-    assert run_overlay(project, overlay, anything) == 0
+    assert run_overlay(project, overlay) == 0
     subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
     assert ran(project) == []
 
 
 def test_the_copy_follows_the_project(project: Path) -> None:
     overlay = project.parent / "faster.yaml"
-    folder = prepare(project, overlay, anything)
+    folder = prepare(project, overlay)
     assert (folder / "new.py").exists()
     assert "new.py" in project_files(project)
     assert not (folder / ".git").exists()
@@ -106,7 +107,7 @@ def test_the_copy_follows_the_project(project: Path) -> None:
     (folder / "dvc.lock").write_text("its own")
     (project / "new.py").unlink()
     (project / "dvc.lock").write_text("the project's")
-    prepare(project, overlay, anything)
+    prepare(project, overlay)
     assert not (folder / "new.py").exists()
     assert (folder / "dvc.lock").read_text() == "its own"
     assert (folder / "make.py").stat().st_mtime_ns == stamp
@@ -177,36 +178,36 @@ stages:
     (mine / "config.json").write_text("{}")
     overlay = project.parent / "faster.yaml"
     overlay.write_text("extract: {aux_layers: [1]}\n")
-    assert run_overlay(project, overlay, anything) == 0
+    assert run_overlay(project, overlay) == 0
     assert ran(project) == ["a"]
     (mine / "config.json").write_text("[]")
-    assert run_overlay(project, overlay, anything) == 0
+    assert run_overlay(project, overlay) == 0
     assert ran(project) == ["a"]
     overlay.write_text("arms: {a: {init: ../project/data/mine}}\n")
     with pytest.raises(HarnessError, match=rf"arms.a.init[\s\S]*fix: {mine}"):
-        run_overlay(project, overlay, anything)
+        run_overlay(project, overlay)
     # So is a drafter of an arm that the overlay takes out: the project's own.
     theirs = project / "checkpoints" / "a"
     theirs.parent.mkdir()
     theirs.write_text("theirs")
     same = "head: make.py, states: make.py, vocab: make.py"
     overlay.write_text(f"arms: {{a: null, b: {{init: checkpoints/a, {same}}}}}\n")
-    assert run_overlay(project, overlay, anything) == 0
+    assert run_overlay(project, overlay) == 0
     assert ran(project) == ["b"]
 
 
 def test_one_of_a_name_at_a_time(project: Path) -> None:
     """The second one leaves the first one's settings alone."""
     overlay = project.parent / "faster.yaml"
-    assert run_overlay(project, overlay, anything, targets=["extract"]) == 0
+    assert run_overlay(project, overlay, targets=["extract"]) == 0
     folder = project / ".work" / "overlays" / "faster"
     before = (folder / "params.yaml").read_text()
     overlay.write_text("train: {lr: 0.25}\n")
     with locked(folder.with_name("faster.lock")):
         with pytest.raises(HarnessError, match=r"running already[\s\S]*faster.yaml"):
-            run_overlay(project, overlay, anything)
+            run_overlay(project, overlay)
         assert (folder / "params.yaml").read_text() == before
-    assert run_overlay(project, overlay, anything, targets=["extract"]) == 0
+    assert run_overlay(project, overlay, targets=["extract"]) == 0
     assert "0.25" in (folder / "params.yaml").read_text()
     assert not folder.with_name("faster.lock").exists()
 
@@ -215,7 +216,7 @@ def test_an_overlay_without_a_name(project: Path) -> None:
     nameless = project.parent / "..yaml"
     nameless.write_text("{}")
     with pytest.raises(HarnessError, match=r"has no name[\s\S]*rename"):
-        prepare(project, nameless, anything)
+        prepare(project, nameless)
 
 
 def test_a_verifier_that_does_not_fit_is_named_before_anything_runs(
@@ -250,7 +251,7 @@ def test_what_was_read_may_be_gone(tmp_path: Path) -> None:
 def test_the_default_settings_are_right(project_root: Path) -> None:
     params = read_params(project_root / "params.yaml")
     check_settings(params, "params.yaml")
-    check_inputs(params, project_root, "params.yaml")
+    check_inputs(params, Graph(project_root, params["arms"]), "params.yaml")
     check_sources(params, project_root, "params.yaml")
 
 
@@ -265,12 +266,13 @@ def test_an_arm_that_nobody_compares(project_root: Path) -> None:
     """It would be found out by compare, after hours."""
     params = read_params(project_root / "params.yaml")
     params["arms"]["mine"] = {**params["arms"]["finetune"], "init": "checkpoints/base"}
-    assert uncompared(params, project_root) == ["mine"]
-    check_inputs(params, project_root, "params.yaml")
+    graph = Graph(project_root, params["arms"])
+    assert graph.uncompared == ["mine"]
+    check_inputs(params, graph, "params.yaml")
     params["compare"]["arms"] = ["finetune", "mine"]
     expected = r"compare.arms[\s\S]*scratch, finetune[\s\S]*got: mine[\s\S]*metrics/mine.jsonl"
     with pytest.raises(HarnessError, match=expected):
-        check_inputs(params, project_root, "params.yaml")
+        check_inputs(params, graph, "params.yaml")
 
 
 def test_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
