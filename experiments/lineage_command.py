@@ -14,6 +14,7 @@ from experiments import differences_text
 from experiments.differences import differences
 from experiments.evidence_origin import EVIDENCE, Said, evidence_origin
 from experiments.study_origin import study_run
+from experiments.trained_origin import trained_origin
 from stages.lineage import SUMMARY, Lineage, Step, Target
 from stages.params import read_params
 
@@ -60,6 +61,8 @@ def _origin(root: Path, lineage: Lineage, asked: str) -> tuple[Target, list[Step
     except HarnessError:
         if (run := study_run(root, lineage, asked)) is not None:
             return *run, []
+        if (trained := trained_origin(lineage, asked)) is not None:
+            return *trained, []
         if (evidence := evidence_origin(root, lineage, asked)) is not None:
             return evidence
         raise

@@ -104,7 +104,7 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
         environment.pop(name, None)
     dvc = [sys.executable, "-m", "dvc"]
     if needed := inputs(lock, names):
-        done = subprocess.run(
+        subprocess.run(
             [*dvc, "checkout", *needed],
             cwd=project,
             env=environment,
@@ -114,10 +114,10 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
         if missing := [path for path in needed if not (project / path).exists()]:
             raise HarnessError(
                 "what the stages read is not in DVC's cache",
-                where="DVC's cache",
-                got=", ".join(missing),
-                rule=done.stderr.strip()[-500:],
-                fix="`dvc commit` or `dvc pull`, or verify the stages that make it too",
+                where=Cache(project).folder,
+                rule="the inputs of the stages, as a run here left them",
+                got=f"without {', '.join(missing)}",
+                fix="`make repro` first; or verify the stages that make these too",
             )
     command = [*dvc, "repro", "--single-item", "--force", "--no-run-cache", "--no-commit", *names]
     return run_child(command, cwd=project, env=environment, stdout=STDERR)

@@ -23,8 +23,11 @@ def run(root: Path) -> None:
         print(f"{len(sent)} run(s) are complete now in {store.uri}:")
     for about in sent:
         print(f"  {about['run_id']}  {about['name']}")
-    with asking(store):
-        marked, elsewhere = close_abandoned(store, journals)
+    if store.database is not None and not store.database.is_file():
+        marked, elsewhere = [], 0  # no run yet, and asking would make the store
+    else:
+        with asking(store):
+            marked, elsewhere = close_abandoned(store, journals)
     if marked:
         print(f"{len(marked)} run(s) that nobody runs any more are marked as KILLED:")
     for run_id in marked:

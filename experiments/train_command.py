@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,7 @@ from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.output_folder import check_output
 from experiments.project import project_root
+from experiments.trained_origin import RECORD, named_inputs, run_name
 from experiments.training_checks import check_drafter, refuse_without_answers
 from experiments.training_data import (
     States,
@@ -111,7 +113,7 @@ def run(
     changes = {name: value for name, value in flags.items() if value is not None}
     shared = section_values(read_params(root / "params.yaml"), "train", where=root / "params.yaml")
     settings = arm_settings(shared, changes, where="flags over params.yaml, train")
-    check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, "provenance.json"})
+    check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, RECORD})
     init = None if finetune_from is None else resolve_drafter(finetune_from)
     verifier = verifier_of(verifier_path)
     if init is None and settings.drafter.layer_init == "verifier" and not has_layer(verifier_path):
@@ -162,10 +164,12 @@ def run(
         refuse_without_answers([mask for _, mask in tokens_of(states, kept)], settings.max_length)
         vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
+        given = (verifier_path, data_dir, vocab_mapping_dir, finetune_from)
+        named = named_inputs(root, given, digests)
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
         tags = {
             **provenance.as_tags(about),
-            **{f"{DATA_TAG}{name}": digest for name, digest in digests.items()},
+            **{f"{DATA_TAG}{name}": digest for name, digest in named.items()},
         }
         with _tracked(root, output_dir, key, tags, leads=ranks.leads) as tracker:
             provenance.log_diff(tracker, about)
@@ -203,11 +207,26 @@ def run(
         if not ranks.leads:
             return
         write_json(
-            work / "checkpoint" / "provenance.json",
-            {**about, "best_step": result.best_step, "best_dev_tau": result.best_tau, **key},
+            work / "checkpoint" / RECORD,
+            {
+                **about,
+                "best_step": result.best_step,
+                "best_dev_tau": result.best_tau,
+                **key,
+                "inputs": named,
+                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "mlflow_runs": _runs(tracker, run_name(output_dir)),
+            },
         )
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
+
+
+def _runs(tracker: Tracker, name: str) -> list[dict[str, str | None]]:
+    """The closed run as a record names it; without an id where the store did not answer."""
+    if not isinstance(tracker, MlflowTracker):
+        return []
+    return [{"name": name, "run_id": tracker.run_id(0.0)}]
 
 
 def _tracked(
@@ -219,7 +238,7 @@ def _tracked(
     tracker = MlflowTracker(
         resolve_store(root),
         journal_root(root),
-        run_name=f"train {output_dir.name}",
+        run_name=run_name(output_dir),
         resume_key=f"train-command-{digest(key)[:16]}",
         tags={"kind": "train", "arm": output_dir.name, **tags},
         watch=True,

@@ -181,6 +181,15 @@ def test_a_damaged_store_is_named(
     assert journal.path.is_file()
 
 
+def test_syncing_a_fresh_clone_makes_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    sync_command.run(tmp_path)
+    assert capsys.readouterr().out.startswith("nothing waited to be sent to sqlite:///")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_state_of_a_journal_is_named(tmp_path: Path, store: Store) -> None:
     folder = tmp_path / ".work" / "tracking" / "a"
     folder.mkdir(parents=True)

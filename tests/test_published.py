@@ -355,3 +355,18 @@ def test_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"nothing to start from[\s\S]*hub id"):
         resolve_drafter(str(tmp_path / "nothing"))
     assert resolve_drafter(str(folder)) == folder
+
+
+def test_a_drafter_that_no_hub_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `checkpoints/base` is in a clone without results: of the hub's page, the first line."""
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise OSError("no such name\nAn error happened while trying to locate the files")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(HarnessError) as caught:
+        resolve_drafter("checkpoints/base")
+    text = str(caught.value)
+    assert "got: no such name\n" in text and "An error happened" not in text
+    assert "make repro" in text

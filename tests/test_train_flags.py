@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from eagle3.dataset import StatesMeta
 from eagle3.errors import HarnessError
 from eagle3.shard_writer import ShardWriter
+from experiments import lineage_command
 from experiments.train_command import run
 from stages.params import dump_yaml, read_yaml
 from tests.test_checkpoint import make_head
@@ -95,6 +96,40 @@ def test_a_budget_in_tokens(project: Path, caplog: pytest.LogCaptureFixture) -> 
     with pytest.raises(HarnessError, match=r"two budgets[\s\S]*100 tokens and 2 epochs"):
         train(tokens=100, epochs=2, output_dir=Path("none"))
     assert not Path("none").exists()
+
+
+LOCK = """
+stages:
+  extract:
+    cmd: python -m stages.extract --name extract
+    outs:
+    - {path: states, md5: aaaa.dir}
+"""
+
+
+def test_its_origin_leads_back_to_the_stages(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By folder, by the file in it and by the MLflow run; what no stage made is named as such."""
+    (project / "dvc.lock").write_text(LOCK)
+    train(tokens=100, lr=5e-4, data_dir=project / "states")
+    record = json.loads((project / "drafter" / "provenance.json").read_text())
+    assert record["inputs"]["states"] == "aaaa.dir"
+    assert not any("index.jsonl" in path for path in record["inputs"])
+    [run_of] = record["mlflow_runs"]
+    for asked in ("drafter", "drafter/provenance.json", run_of["run_id"]):
+        capsys.readouterr()
+        lineage_command.run(project, asked, None, as_json=False)
+        text = capsys.readouterr().out
+        assert "\ntrain drafter   code " in text and "its record is not here" not in text[:200]
+        assert "\n  from    states  aaaa.dir  extract\n" in text
+        assert "not made by a stage" in text  # the verifier's head
+        assert f"\n  MLflow  {run_of['run_id']}  train drafter\n" in text
+        assert "\nextract   code " in text
+        assert "lr: 0.0005\n" in text and "tokens: 100\n" in text
+    assert "made    drafter/model.safetensors" not in text  # MLflow's run does not say
+    with pytest.raises(HarnessError, match="nothing here has this origin"):
+        lineage_command.run(project, ".", None, as_json=False)
 
 
 def test_a_given_vocabulary_is_the_drafters(project: Path) -> None:

@@ -73,8 +73,10 @@ def resolve_drafter(source: str) -> Path:
     except Exception as error:
         raise HarnessError(
             "the drafter is neither a folder here nor to be had from the hub", where=source,
-            rule="a folder with config.json and weights, or a hub id", got=error,
-            fix="download it elsewhere, whole, and give its folder",
+            rule="a folder with config.json and weights, or a hub id",
+            got=(str(error).splitlines() or [type(error).__name__])[0],
+            fix="correct the path, or download it elsewhere, whole, and give its folder; "
+            "checkpoints/ are made by `make repro`",
         ) from None  # fmt: skip
 
 
