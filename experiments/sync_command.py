@@ -23,9 +23,10 @@ def run(root: Path) -> None:
         print(f"{len(sent)} run(s) are complete now in {store.uri}:")
     for about in sent:
         print(f"  {about['run_id']}  {about['name']}")
-    if store.database is not None and not store.database.is_file():
-        marked, elsewhere = [], 0  # no run yet, and asking would make the store
-    else:
+    marked: list[str] = []
+    elsewhere = 0
+    # Without a file there is no run yet, and asking would make the store.
+    if store.database is None or store.database.is_file():
         with asking(store):
             marked, elsewhere = close_abandoned(store, journals)
     if marked:
