@@ -83,7 +83,10 @@ def lineage(
 def verify(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Stages, or paths that they make; train: of every arm. Absent: all."),
+        typer.Argument(
+            metavar="[STAGE|PATH]...",
+            help="Stages, or paths that they make; train: of every arm. Absent: all.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of the rerun.")] = False,

@@ -212,6 +212,19 @@ def test_in_a_clone_without_the_cache(
 
 
 @pytest.mark.slow
+def test_a_stage_alone_whose_inputs_are_not_here(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "project"
+    subprocess.run(["git", "clone", "-q", str(project), str(copy)], check=True)
+    shutil.copy(project / "dvc.lock", copy)
+    monkeypatch.chdir(copy)
+    with pytest.raises(HarnessError, match=r"without checkpoints/a[\s\S]*`make repro` first"):
+        verify_command.run(copy, ["report"], as_json=True, keep=False)
+    assert not list((copy / ".work").iterdir())
+
+
+@pytest.mark.slow
 def test_one_stage_on_recorded_inputs(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,9 @@ def scaling(
 def promote(
     name: Name = None,
     storage: Storage = None,
-    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(metavar="ARM", help="Only this arm; may be repeated.")
+    ] = None,
     keep_budget: Annotated[
         bool, typer.Option(help="Leave the arm's tokens as they are; the trial is not repeated.")
     ] = False,
