@@ -84,7 +84,7 @@ def verify(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STAGE|PATH]...",
+            metavar="STAGE|PATH",
             help="Stages, or paths that they make; train: of every arm. Absent: all.",
         ),
     ] = None,
