@@ -181,7 +181,8 @@ def run(
                 states=data_dir,
                 documents=len(data.lengths),
                 budget=notes.budget(tokens, epochs or 1),
-                settings=settings,
+                lr=settings.lr,
+                ttt_steps=settings.objective.ttt_steps,
             )
             training.tell_begin(tracker)
             try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle3.tracking import Tracker
-    from eagle3.train_settings import TrainSettings
     from eagle3.trainer import TrainResult
 
 TAG = "mlflow.note.content"
@@ -32,18 +31,16 @@ class Training:
     states: Path
     documents: int
     budget: str
-    settings: TrainSettings
+    lr: float
+    ttt_steps: int
 
     def begun(self) -> str:
         """What is trained on what."""
         start = "from scratch" if self.init is None else f"finetuned from `{self.init}`"
-        steps = f"{self.settings.objective.ttt_steps} TTT steps"
-        if share := self.settings.first_draft_share:
-            steps += f" (the first draft alone for {share:.0%} of the training)"
         return (
             f"Drafter **{self.name}**, {start}, on {self.documents:,} answers of {self.verifier} "
-            f"(states in `{self.states}`): {self.budget}, {steps}, learning rate "
-            f"{self.settings.lr:g}."
+            f"(states in `{self.states}`): {self.budget}, {self.ttt_steps} TTT steps, learning "
+            f"rate {self.lr:g}."
         )
 
     def ended(

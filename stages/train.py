@@ -67,7 +67,8 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             states=Path(arm.states),
             documents=len(data.lengths),
             budget=notes.budget(arm.tokens, arm.epochs),
-            settings=settings,
+            lr=settings.lr,
+            ttt_steps=settings.objective.ttt_steps,
         )
         training.tell_begin(tracker)
         result = train_arm(

@@ -15,7 +15,6 @@ import pytest
 
 from eagle3.errors import HarnessError
 from eagle3.tracking import JsonlTracker, read_journal
-from eagle3.train_settings import TrainSettings
 from experiments import lineage_command, sync_command
 from experiments.study.bench import Bench
 from experiments.study.origin import tell_origin
@@ -342,12 +341,11 @@ def test_a_models_metrics_stand_under_their_data(tmp_path: Path, store: Store) -
 def test_what_a_run_is_in_words() -> None:
     about = notes.Training(
         name="a", init=None, verifier="V", states=Path("data/states"), documents=1200,
-        budget=notes.budget(280000, None), settings=TrainSettings(lr=2e-3, first_draft_share=0.6),
+        budget=notes.budget(280000, None), lr=2e-3, ttt_steps=3,
     )  # fmt: skip
     assert about.begun() == (
         "Drafter **a**, from scratch, on 1,200 answers of V (states in `data/states`): 280,000 "
-        "training tokens, 3 TTT steps (the first draft alone for 60% of the training), learning "
-        "rate 0.002."
+        "training tokens, 3 TTT steps, learning rate 0.002."
     )
     outputs = {"checkpoint": Path("checkpoints/a"), "curve": Path("a.jsonl")}
     ended = about.ended(tokens=1000, steps=20, best_step=10, best_tau=1.5, outputs=outputs)

@@ -162,5 +162,6 @@ def training_words(bench: Bench, arm: BenchArm, settings: TrainSettings, tokens:
         states=Path(arm.entry.states),
         documents=len(arm.data.lengths),
         budget=notes.budget(tokens, None),
-        settings=settings,
+        lr=settings.lr,
+        ttt_steps=settings.objective.ttt_steps,
     ).begun()
