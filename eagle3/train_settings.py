@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,8 +19,6 @@ from eagle3.settings import Settings
 class TrainSettings(Settings):
     """Everything about training that all arms share.
 
-    first_draft_share: share of the optimizer steps, from the first on, that learn the first draft
-        alone, which takes less than half as long as three; the rest learn all `ttt_steps`.
     optimizer: adamw, or muon for the layer's matrices (and adamw for the rest).
     batch_tokens: packed rows of one forward pass; `accumulate` passes make an optimizer step.
     max_length: rows kept of a document.
@@ -37,7 +34,6 @@ class TrainSettings(Settings):
 
     drafter: DrafterSettings = DrafterSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
-    first_draft_share: float = Field(0.0, ge=0.0, le=1.0)
     noise: NoiseSettings = NoiseSettings()
     lr: float = Field(gt=0.0)
     optimizer: OptimizerName = "adamw"
@@ -57,16 +53,6 @@ class TrainSettings(Settings):
     save_every: int = Field(100, ge=1)
     keep_last: int = Field(2, ge=1)
     parallel: Parallel = "ddp"
-
-    def first_draft_steps(self, steps: int) -> int:
-        """How many of so many optimizer steps learn the first draft alone."""
-        return math.ceil(self.first_draft_share * steps)
-
-    def objective_at(self, index: int, steps: int) -> ObjectiveSettings:
-        """What the optimizer step with this index, of so many, learns."""
-        if index < self.first_draft_steps(steps):
-            return self.objective.model_copy(update={"ttt_steps": 1})
-        return self.objective
 
     def plan(
         self,

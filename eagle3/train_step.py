@@ -21,13 +21,7 @@ from eagle3.drafter import Drafter
 from eagle3.finite import refuse_broken_states, refuse_not_finite
 from eagle3.loss import TargetHead
 from eagle3.noise import add_noise, layer_scales
-from eagle3.objective import (
-    ObjectiveSettings,
-    Outcome,
-    objective,
-    summarise,
-    supervised_in,
-)
+from eagle3.objective import Outcome, objective, summarise, supervised_in
 from eagle3.optimizer import Optimizer
 from eagle3.packing import pack
 from eagle3.parallel import Shared, clip, share
@@ -115,13 +109,8 @@ class Learner:
             refuse_broken_states(data.documents, settings.max_length)
         return cls(shared, trained, optimizer, data, settings, scales, seed, device)
 
-    def step(
-        self, planned: PlannedStep, learnt: ObjectiveSettings, rate: float, *, measure: bool
-    ) -> dict[str, float]:
+    def step(self, planned: PlannedStep, rate: float, *, measure: bool) -> dict[str, float]:
         """Reads the batches of a step and updates the weights; its metrics if measured.
-
-        Args:
-            rate: the learning rate.
 
         Raises:
             HarnessError: a loss or state that is not finite (names the samples).
@@ -131,7 +120,7 @@ class Learner:
         if len(planned.batches) > 1:
             everything = [data.documents[i] for indices in planned.batches for i in indices]
             rows_in_all = supervised_in(
-                everything, data.vocabulary, learnt, max_length=settings.max_length
+                everything, data.vocabulary, settings.objective, max_length=settings.max_length
             )
         mine = planned.batches[ranks.rank :: ranks.count]
         rounds = math.ceil(len(planned.batches) / ranks.count)
@@ -150,7 +139,7 @@ class Learner:
                     batch=replace(batch, aux_NPG=noisy).to(self.device),
                     head=data.head,
                     vocabulary=data.vocabulary,
-                    settings=learnt,
+                    settings=settings.objective,
                     dtype=self.dtype,
                     measure=measure,
                     rows_in_all=rows_in_all,

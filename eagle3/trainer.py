@@ -126,8 +126,7 @@ def train(
             scheduler=settings.scheduler,
             warmup_ratio=settings.warmup_ratio,
         )
-        learnt = settings.objective_at(index, len(plan))
-        metrics = learner.step(plan[index], learnt, rate, measure=logged)
+        metrics = learner.step(plan[index], rate, measure=logged)
         progress.step = step
         bar.update(plan[index].tokens_after - done)
         done = plan[index].tokens_after

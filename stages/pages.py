@@ -16,7 +16,7 @@ from eagle3.tracking import Tracker
 from eagle3.workspace import publish, write_atomically
 from stages.tables import Table, log_tables
 
-PLOTTED = ("dev_tau", "loss_0", "accuracy_0", "lr")
+PLOTTED = ("dev_tau", "loss", "accuracy_0", "lr")
 
 
 def write_plots(folder: Path, curves: Mapping[str, Curve]) -> None:

@@ -119,7 +119,7 @@ def _curve(path: Path, rate: float, number: int, rng: torch.Generator) -> Path:
         done = 1 - math.exp(-step / 120)
         noise = float(torch.randn((), generator=rng)) * 0.05
         values = {
-            "loss_0": 5.2 - 3 * done + noise,
+            "loss": 5.2 - 3 * done + noise,
             "accuracy_0": rate * done + noise / 8,
             "lr": 6e-4 * math.cos(step / steps * math.pi / 2),
         }

@@ -49,7 +49,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bits(forks: Forks, tmp_path: Path) -> None:
     whole, torn = tmp_path / "whole", tmp_path / "torn"
-    changes = {"accumulate": 2, "save_every": 2, "first_draft_share": 0.5}
+    changes = {"accumulate": 2, "save_every": 2}
     began = time.monotonic()
     assert forks.run("train_in", whole, epochs=8, changes=changes) == [0]
     seconds = time.monotonic() - began

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from eagle3.acceptance import acceptance_length, summarise
 from eagle3.dataset import Document
@@ -18,11 +15,10 @@ from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.packing import pack, packed_order
 from eagle3.replay import replay, walk
 from eagle3.schedule import learning_rate, plan_steps
-from eagle3.settings import merged
 from eagle3.tracking import NullTracker
 from eagle3.train_settings import TrainSettings
 from eagle3.train_step import TrainData
-from eagle3.trainer import OnStep, train
+from eagle3.trainer import train
 from tests.test_ttt import HIDDEN, VOCAB, make_drafter, vocabulary_of
 
 
@@ -82,24 +78,18 @@ SETTINGS = TrainSettings.model_validate(
 )
 
 
-def run(
-    work: Path,
-    epochs: int = 6,
-    changes: dict[str, Any] | None = None,
-    on_step: OnStep | None = None,
-) -> tuple[Drafter, list[tuple[str, int, float]]]:
+def run(work: Path, epochs: int = 6) -> tuple[Drafter, list[tuple[str, int, float]]]:
     drafter = make_drafter().float()
     result = train(
         drafter,
         make_data(drafter),
-        TrainSettings.model_validate(merged(SETTINGS.model_dump(), changes or {})),
+        SETTINGS,
         seed=5,
         tokens=None,
         epochs=epochs,
         device=torch.device("cpu"),
         work=work,
         tracker=NullTracker(),
-        on_step=on_step,
     )
     return drafter, result.history
 
@@ -122,28 +112,6 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
         first.state_dict().items(), second.state_dict().items(), strict=True
     ):
         assert torch.equal(a, b), name
-
-
-def test_the_first_draft_alone_at_first(tmp_path: Path) -> None:
-    """Up to its share it is the training of one TTT step, to the bit, and then of all."""
-
-    def weights_after(name: str, changes: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
-        seen = []
-
-        def look(step: int, drafter: Drafter) -> None:
-            seen.append(drafter.fc.weight.detach().clone())
-
-        _, history = run(tmp_path / name, 2, {"log_every": 1, **changes}, look)
-        return seen, [step for metric, step, _ in history if metric == "loss_1"]
-
-    mixed, of_both = weights_after("mixed", {"first_draft_share": 0.55})
-    alone, none = weights_after("alone", {"objective": {"ttt_steps": 1}})
-    steps = len(mixed) + 1
-    first = math.ceil(0.55 * steps)
-    assert 3 < first < steps - 1
-    assert none == [] and of_both == list(range(first + 1, steps + 1))
-    equal = [torch.equal(a, b) for a, b in zip(mixed, alone, strict=True)]
-    assert equal == [step <= first for step in range(1, steps)]
 
 
 def test_replay_is_chain_drafting_row_by_row(tmp_path: Path) -> None:

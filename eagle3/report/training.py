@@ -11,7 +11,7 @@ from eagle3.report.section import Section
 
 CURVES = (
     ("dev_tau", "τ on dev prompts", "higher is better"),
-    ("loss_0", "training loss of the first draft", "lower is better"),
+    ("loss", "training loss", "lower is better"),
     ("accuracy_0", "first draft right, training rows", "share"),
     ("lr", "learning rate", "by optimizer step"),
 )

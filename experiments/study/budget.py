@@ -6,7 +6,6 @@ Knows nothing of time: the same cost is the same rows on any machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from eagle3.dataset import Document
 from eagle3.schedule import PlannedStep
@@ -18,17 +17,13 @@ def supervised(documents: Sequence[Document], max_length: int) -> list[int]:
     return [int(document.loss_mask[:max_length].sum()) for document in documents]
 
 
-def costs(
-    plan: Sequence[PlannedStep], supervised_rows: Sequence[int], settings: TrainSettings
-) -> list[int]:
-    """What a training on the plan's first step costs, on its first two, and so on."""
-    rows = [sum(supervised_rows[i] for batch in step.batches for i in batch) for step in plan]
-    upto = [0, *accumulate(rows)]
-    return [
-        upto[n]
-        + (settings.objective.ttt_steps - 1) * (upto[n] - upto[settings.first_draft_steps(n)])
-        for n in range(1, len(upto))
-    ]
+def costs(plan: Sequence[PlannedStep], supervised_rows: Sequence[int], ttt_steps: int) -> list[int]:
+    """Cost of a plan up to the end of each of its steps."""
+    total, sums = 0, []
+    for step in plan:
+        total += ttt_steps * sum(supervised_rows[i] for batch in step.batches for i in batch)
+        sums.append(total)
+    return sums
 
 
 def tokens_for(
@@ -46,7 +41,9 @@ def tokens_for(
     tokens = max(cost, 1)
     while True:
         plan = settings.plan(lengths, seed, tokens=tokens)
-        for step, spent in zip(plan, costs(plan, supervised_rows, settings), strict=True):
+        for step, spent in zip(
+            plan, costs(plan, supervised_rows, settings.objective.ttt_steps), strict=True
+        ):
             if spent >= cost:
                 return step.tokens_after, spent
         tokens *= 2
@@ -61,4 +58,4 @@ def cost_of(
 ) -> int:
     """What training on so many packed rows costs."""
     plan = settings.plan(lengths, seed, tokens=tokens)
-    return costs(plan, supervised_rows, settings)[-1]
+    return costs(plan, supervised_rows, settings.objective.ttt_steps)[-1]
