@@ -197,7 +197,11 @@ def test_every_run_is_in_mlflow(project: Project) -> None:
     ):
         note = by_stage[name].data.tags["mlflow.note.content"]
         assert all(part in note for part in said), note
-    for model in client.search_logged_models([experiment.experiment_id]):
+    models = client.search_logged_models([experiment.experiment_id])
+    assert sorted((model.name, model.source_run_id) for model in models) == sorted(
+        (f"drafter_{arm}", by_stage[f"train@{arm}"].info.run_id) for arm in ARMS
+    )
+    for model in models:
         assert {metric.dataset_name for metric in model.metrics} == {"data/hidden_states"}
         assert {metric.key for metric in model.metrics} >= {"tau.all", "speedup"}
 
