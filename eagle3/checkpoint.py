@@ -88,12 +88,22 @@ def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafte
     """Opens a checkpoint, in EAGLE's layout or speculators', for a verifier.
 
     Raises:
-        HarnessError: as `read_published`, or tensors that are not those of its config.
+        HarnessError: as `read_published`, tensors that are not those of its config, or no head for
+            a part of the vocabulary: finetuning can start without, engines serve nothing then.
     """
     published = read_published(folder, head)
+    config = published.config
+    if not published.own_head and config.draft_vocab_size != config.vocab_size:
+        raise HarnessError(
+            "the checkpoint has no head for its draft vocabulary",
+            where=folder,
+            rule=f"lm_head.weight, {config.draft_vocab_size} rows",
+            got="missing: lm_head.weight",
+            fix=WHOLE,
+        )
     for note in published.notes:
         log.info("%s: %s", folder, note)
-    drafter = Drafter(published.config, embedding(head, dtype))
+    drafter = Drafter(config, embedding(head, dtype))
     fill(drafter, published.tensors, where=folder)
     return drafter.to(dtype)
 

@@ -139,6 +139,15 @@ def test_unknown_and_missing_tensors_are_refused(tmp_path: Path) -> None:
     assert "unknown: surprise" in str(caught.value)
 
 
+def test_the_head_of_a_draft_vocabulary_is_not_filled_in(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "old")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(HarnessError, match=r"no head[\s\S]*missing: lm_head.weight"):
+        load_drafter(folder, make_head(), torch.float32)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

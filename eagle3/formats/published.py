@@ -21,6 +21,7 @@ from eagle3.errors import HarnessError
 from eagle3.formats.eagle import LAYER_IDS, layer_list, read_eagle_config
 from eagle3.formats.published_tensors import (
     EMBEDDING,
+    HEAD,
     WHOLE,
     about_embedding,
     fill_vocabulary,
@@ -43,11 +44,13 @@ class Published:
     Attributes:
         tensors: under our names, `d2t` (offsets) and `t2d` among them, without embedding.
         notes: what was filled in or left out, for the log.
+        own_head: it has a head of its own; else the verifier's rows stand among `tensors`.
     """
 
     config: DrafterConfig
     tensors: dict[str, Tensor]
     notes: list[str]
+    own_head: bool
 
 
 def resolve_drafter(source: str) -> Path:
@@ -118,8 +121,9 @@ def read_published(
     refuse_quantised(own, folder)
     if EMBEDDING in own:
         notes.append(about_embedding(own.pop(EMBEDDING), head, folder))
+    own_head = HEAD in own
     notes += fill_vocabulary(own, config, head, folder)
-    return Published(config, own, notes)
+    return Published(config, own, notes, own_head)
 
 
 def refuse_kinds(values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, where: Path) -> None:
@@ -270,7 +274,8 @@ def fits_verifier(config: DrafterConfig, verifier: HeadConfig, *, where: object)
             where=where,
             rule=f"{verifier.verifier} has layers 0 to {verifier.num_hidden_layers - 1}",
             got=list(config.aux_layers),
-            fix="a drafter for this verifier, or --drafter-aux-layers if its config is wrong",
+            fix="a drafter for this verifier, or the right layers: aux_layers in its config.json, "
+            "--drafter-aux-layers to finetune it",
         )
 
 
