@@ -37,7 +37,7 @@ def evidence(
         runs: `name` and `run_id` of each MLflow run.
     """
     return {
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "written": provenance.moment(time.time()),
         **{name: value for name, value in about.items() if name != "diff"},
         "torch": provenance.torch_build(),
         "inputs": dict(inputs),

@@ -93,6 +93,12 @@ def clone(root: Path, place: Path) -> Path:
     return project
 
 
+def _first_error(said: str) -> str:
+    """What DVC names first; after it come advice and its address."""
+    first = next((line for line in said.splitlines() if line.startswith("ERROR: ")), "")
+    return first and f" (dvc checkout: {first.removeprefix('ERROR: ').rstrip(':')})"
+
+
 def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int:
     """Runs the stages, in the order given; returns DVC's exit code.
 
@@ -104,7 +110,7 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
         environment.pop(name, None)
     dvc = [sys.executable, "-m", "dvc"]
     if needed := inputs(lock, names):
-        subprocess.run(
+        done = subprocess.run(
             [*dvc, "checkout", *needed],
             cwd=project,
             env=environment,
@@ -116,7 +122,7 @@ def rerun(project: Path, lock: Mapping[str, Entry], names: Sequence[str]) -> int
                 "what the stages read is not in DVC's cache",
                 where=Cache(project).folder,
                 rule="the inputs of the stages, as a run here left them",
-                got=f"without {', '.join(missing)}",
+                got=f"without {', '.join(missing)}{_first_error(done.stderr)}",
                 fix="`make repro` first; or verify the stages that make these too",
             )
     command = [*dvc, "repro", "--single-item", "--force", "--no-run-cache", "--no-commit", *names]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stages.dvc_files import Entry
 from stages.lineage import Lineage, Step, Target
+from stages.provenance import moment
 from stages.sending import DATA_TAG, asking, open_client
 from stages.tracking import resolve_store
 
@@ -51,7 +51,7 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
         {
             "commit": tags.get(COMMIT),
             "dirty": tags.get("git_dirty") == "true",
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.info.start_time / 1000)),
+            "started": moment(run.info.start_time / 1000),
             "mlflow_runs": [{"name": name, "run_id": run_id}],
             **{key: _value(tags[key]) for key in SAME_NAME if key in tags},
         },

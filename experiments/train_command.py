@@ -215,7 +215,7 @@ def run(
                 "best_dev_tau": result.best_tau,
                 **key,
                 "inputs": named,
-                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "written": provenance.moment(time.time()),
                 "mlflow_runs": _runs(tracker, run_name(output_dir)),
             },
         )

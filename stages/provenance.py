@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -125,6 +126,11 @@ def input_digests(
     named = {Path(value) for value in arguments if isinstance(value, str | Path)}
     named |= {parent for path in named for parent in path.parents}
     return {path: known[path] for path in sorted(known) if Path(path) in named}
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch as records write it: UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def experiment(environment: Mapping[str, str]) -> dict[str, str | None]:

@@ -250,7 +250,7 @@ def run_stage(
         {
             "stage": stage.name,
             "seconds": round(time.time() - started, 3),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            "started": provenance.moment(started),
             **about,
             "torch": provenance.torch_build(),
             "inputs": stage.inputs,
