@@ -1,4 +1,4 @@
-"""What `eagle3 train` and `eagle3 import` refuse before any work, of data and drafters."""
+"""What trainings from the command line refuse before any work, of data and drafters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def refuse_without_answers(masks: Sequence[Tensor], max_length: int) -> None:
         raise HarnessError(
             "nothing to learn from: no sample has an answer within the longest length read",
             where="loss mask", rule=f"supervised tokens among the first {max_length}",
-            got=f"none in {len(masks)} samples", fix="a larger --max-seq-len, or data with answers",
+            got=f"none in {len(masks)} samples",
+            fix="a larger max_length (--max-seq-len), or data with answers",
         )  # fmt: skip
     if empty:
         log.warning(

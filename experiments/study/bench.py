@@ -34,6 +34,7 @@ from eagle3.vocab import read_vocabulary
 from eagle3.workspace import digest_file
 from experiments.study.budget import supervised
 from experiments.study.settings import StudySettings
+from experiments.training_checks import refuse_without_answers
 from stages.closure import code_of
 from stages.params import read_params, section_values
 from stages.runner import RunSettings
@@ -108,7 +109,8 @@ class Bench:
         return self._arms[name]
 
     def check_start(self, arm: BenchArm) -> None:
-        """Refuses an arm without dev answers, or whose first weights do not fit.
+        """Refuses an arm without dev answers or anything to learn, or whose first weights do not
+        fit.
 
         Raises:
             HarnessError: says what does not fit.
@@ -121,8 +123,11 @@ class Bench:
                 got="no dev answer",
                 fix="raise prompts.dev_share and run the pipeline again",
             )
+        settings = arm.settings({})
+        masks = [document.loss_mask for document in arm.data.documents]
+        refuse_without_answers(masks, settings.max_length)  # of which no budget is ever spent
         init_digest(arm.init)
-        first_drafter(arm.init, arm.data, arm.settings({}), self.run.seed, arm.entry.init_layers)
+        first_drafter(arm.init, arm.data, settings, self.run.seed, arm.entry.init_layers)
 
     @functools.cached_property
     def test(self) -> StatesDataset:

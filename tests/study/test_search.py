@@ -237,6 +237,14 @@ def test_a_checkpoint_that_does_not_fit(project: Path, tiny_verifier: Path) -> N
     assert not list(project.glob("studies.db*"))
 
 
+def test_documents_without_an_answer_within_reach(project: Path) -> None:
+    """No budget is ever spent on them: it would be sought for without end."""
+    change(project, train={"max_length": 3})
+    with pytest.raises(HarnessError, match=r"nothing to learn from[\s\S]*first 3"):
+        run(project)
+    assert not list(project.glob("studies.db*"))
+
+
 def test_promote_without_a_study(project: Path) -> None:
     before = (project / "params.yaml").read_text()
     with pytest.raises(HarnessError, match=r"no study has been made[\s\S]*eagle3 study"):
