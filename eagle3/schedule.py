@@ -41,6 +41,8 @@ def plan_steps(
     """
     if (tokens is None) == (epochs is None):
         raise ValueError("give one of tokens and epochs")
+    if not lengths:
+        return []  # no number of passes over nothing reaches a budget
     plan: list[PlannedStep] = []
     seen = epoch = 0
     while (tokens is not None and seen < tokens) or (epochs is not None and epoch < epochs):

@@ -186,6 +186,14 @@ def test_epochs_read_every_document_once_and_fill_batches() -> None:
     assert plan[-1].tokens_after >= 150 > plan[-2].tokens_after
 
 
+def test_no_documents_make_no_plan() -> None:
+    """Passes over nothing would never reach a budget; training then says that there is nothing."""
+    for tokens, epochs in ((150, None), (None, 2)):
+        assert not plan_steps(
+            [], batch_tokens=32, max_length=40, accumulate=1, seed=1, tokens=tokens, epochs=epochs
+        )
+
+
 def test_learning_rates_by_hand() -> None:
     def rates(kind: str) -> list[float]:
         return [
