@@ -21,13 +21,8 @@ from tqdm import tqdm
 
 from eagle3.chat import encode_conversation, encode_prompt
 from eagle3.errors import HarnessError
-from eagle3.generation import (
-    Completion,
-    Request,
-    check_fit,
-    generate,
-    load_for_generation,
-)
+from eagle3.generation import Completion, Request, check_fit
+from eagle3.generation_workers import Generation
 from eagle3.prompts import Prompt
 from eagle3.sampling import Sampling
 from eagle3.settings import Settings
@@ -50,6 +45,7 @@ class RegenerateSettings(Settings):
         tail: unsupervised tokens after the end of dev and test responses, for drafts that engines
             count before they cut.
         keep_given: training conversations that already have answers keep them.
+        workers: processes that share threads and slots (`eagle3.generation_workers`); 1 on a GPU.
         slots: sequences that run at once.
         wave: most prompts that a killed run may have to redo.
     """
@@ -61,6 +57,7 @@ class RegenerateSettings(Settings):
     tail: int = Field(ge=0)
     keep_given: bool = False
     dtype: Literal["bfloat16", "float32"]
+    workers: int = Field(default=1, ge=1)
     slots: int = Field(ge=1)
     wave: int = Field(ge=1)
 
@@ -103,17 +100,19 @@ def regenerate(
     jobs = [
         _plan(spec, tokenizer, split, prompts.get(split, []), settings) for split in settings.splits
     ]
-    model: Any = None
     made, spent = 0, 0.0
-    with tqdm(total=sum(len(job.requests) for job in jobs), unit="prompt", desc="responses") as bar:
+    dtype = getattr(torch, settings.dtype)
+    with (
+        Generation(spec, dtype, device, workers=settings.workers) as generate,
+        tqdm(total=sum(len(job.requests) for job in jobs), unit="prompt", desc="responses") as bar,
+    ):
         for path, sampling, wave in _waves(jobs, settings.wave, work):
             if path.is_file():
                 bar.update(len(wave))
                 continue
-            if model is None:
-                model = load_for_generation(spec, getattr(torch, settings.dtype), device)
+            generate.start()
             started, finished = time.perf_counter(), {}
-            for done in generate(model, spec, wave, sampling, seed=seed, slots=settings.slots):
+            for done in generate(spec, wave, sampling, seed=seed, slots=settings.slots):
                 finished[done.id] = done
                 made += len(done.response) + len(done.tail)
                 rate = made / (spent + time.perf_counter() - started)

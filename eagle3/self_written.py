@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from eagle3.chat import encode_text, user_opening
 from eagle3.errors import HarnessError
-from eagle3.generation import Completion, Request, generate
+from eagle3.generation import Completion, Request
+from eagle3.generation_workers import Generation
 from eagle3.prompts import Prompt, from_user
 from eagle3.sampling import Sampling
 from eagle3.settings import Settings
@@ -55,16 +56,19 @@ class Writing(Settings):
 
     Attributes:
         min_characters: shorter ones are dropped.
+        workers: processes that share threads and slots (`eagle3.generation_workers`); 1 on a GPU.
+        slots: sequences that run at once.
     """
 
     kinds: list[Kind] = Field(min_length=1)
     sampling: Sampling
     min_characters: int = Field(default=20, ge=1)
+    workers: int = Field(default=1, ge=1)
     slots: int = Field(default=128, ge=1)
 
 
 def write_prompts(
-    load_model: Callable[[], Any],
+    generate: Generation,
     tokenizer: Any,
     config: HeadConfig,
     writing: Writing,
@@ -77,7 +81,7 @@ def write_prompts(
     """Writes `count` distinct prompts, shared out over the kinds.
 
     Args:
-        load_model: called once there is something to write.
+        generate: started once there is something to write.
         work: folder for each kind's prompts; what an equal run left there is taken up.
         without: ids that must not come out (test prompts).
 
@@ -86,7 +90,6 @@ def write_prompts(
     """
     total = sum(kind.share for kind in writing.kinds)
     prompts: list[Prompt] = []
-    model: Any = None
     with tqdm(total=count, unit="prompt", desc="prompts") as bar:
         for index, kind in enumerate(writing.kinds):
             # Cumulative rounding: the kinds' counts add up to `count`.
@@ -98,11 +101,11 @@ def write_prompts(
                 prompts += [from_user(text, _source(kind)) for text in texts]
                 bar.update(len(texts))
                 continue
-            if model is None:
-                model = load_model()
             taken = frozenset(prompt.id for prompt in prompts) | without
             own = []
-            for prompt in _write_kind(model, tokenizer, config, writing, kind, wanted, seed, taken):
+            for prompt in _write_kind(
+                generate, tokenizer, config, writing, kind, wanted, seed, taken
+            ):
                 own.append(prompt)
                 bar.update()
             write_json(finished, [prompt.messages[0][1] for prompt in own])
@@ -115,7 +118,7 @@ def _source(kind: Kind) -> str:
 
 
 def _write_kind(
-    model: Any,
+    generate: Generation,
     tokenizer: Any,
     config: HeadConfig,
     writing: Writing,
@@ -140,7 +143,7 @@ def _write_kind(
         written = {
             done.id: done
             for done in generate(
-                model, stopping, requests, writing.sampling, seed=seed, slots=writing.slots
+                stopping, requests, writing.sampling, seed=seed, slots=writing.slots
             )
         }
         found: list[Prompt] = []

@@ -66,21 +66,23 @@ def _written(
     """Distinct prompts by the verifier itself."""
     import torch
 
-    from eagle3.generation import load_for_generation
+    from eagle3.generation_workers import Generation
     from eagle3.self_written import write_prompts as write
     from eagle3.verifier_model import load_tokenizer
 
     assert settings.writing is not None and settings.count is not None
-    return write(
-        lambda: load_for_generation(spec, torch.bfloat16, stage.run.device),
-        load_tokenizer(spec),
-        spec,
-        settings.writing,
-        count=settings.count,
-        seed=stage.run.seed,
-        work=work,
-        without=held_out,
-    )
+    workers = settings.writing.workers
+    with Generation(spec, torch.bfloat16, stage.run.device, workers=workers) as generate:
+        return write(
+            generate,
+            load_tokenizer(spec),
+            spec,
+            settings.writing,
+            count=settings.count,
+            seed=stage.run.seed,
+            work=work,
+            without=held_out,
+        )
 
 
 def _given(settings: PromptSettings, held_out: frozenset[str]) -> list[Prompt]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle3 import regenerate as regenerate_module
 from eagle3.errors import HarnessError
 from eagle3.generation import Request, check_fit, generate
+from eagle3.generation_workers import Generation
 from eagle3.prompts import Prompt, from_user
 from eagle3.regenerate import RegenerateSettings, regenerate, waves
 from eagle3.sampling import Sampling, choose
@@ -258,14 +258,15 @@ def test_a_killed_run_is_taken_up_and_comes_to_the_same_bytes(
     spec = VerifierSpec.open(tiny_verifier)
     _run(spec, tmp_path / "whole", tmp_path / "expected")
     calls: list[int] = []
+    whole = Generation.__call__
 
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        calls.append(len(args[2]))
+    def failing(self: Generation, *args: Any, **kwargs: Any) -> Any:
+        calls.append(len(args[1]))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return generate(*args, **kwargs)
+        return whole(self, *args, **kwargs)
 
-    monkeypatch.setattr(regenerate_module, "generate", failing)
+    monkeypatch.setattr(Generation, "__call__", failing)
     with pytest.raises(KeyboardInterrupt):
         _run(spec, tmp_path / "killed", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -280,9 +281,7 @@ def test_a_killed_run_is_taken_up_and_comes_to_the_same_bytes(
 def test_a_prompt_longer_than_the_context_stops_before_the_model_loads(
     tiny_verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        regenerate_module, "load_for_generation", lambda *_: pytest.fail("model loaded")
-    )
+    monkeypatch.setattr(Generation, "start", lambda _: pytest.fail("model loaded"))
     spec = VerifierSpec.open(tiny_verifier)
     prompts = {"train": [from_user("fox river " * 3000, "x")]}
     with pytest.raises(HarnessError, match="context"):

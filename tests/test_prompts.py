@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from eagle3.errors import HarnessError
+from eagle3.generation_workers import Generation
 from eagle3.packaged import PackagedFile, fetch
 from eagle3.prompt_sources import HeldOutPrompts, PromptSettings
 from eagle3.prompts import (
@@ -32,7 +33,7 @@ from eagle3.self_written import Kind, Writing
 from eagle3.self_written import write_prompts as write_own
 from eagle3.settings import read_settings
 from eagle3.verifier import VerifierSpec
-from eagle3.verifier_model import load_model, load_tokenizer
+from eagle3.verifier_model import load_tokenizer
 from eagle3.workspace import digest_file
 
 OPENAI = {"messages": [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi?"}]}
@@ -185,8 +186,7 @@ def test_settings_that_cannot_be_used() -> None:
 @pytest.fixture(scope="module")
 def writer(tiny_verifier: Path) -> tuple[Any, Any, VerifierSpec]:
     spec = VerifierSpec.open(tiny_verifier)
-    model = load_model(spec, torch.float32, "cpu")
-    return lambda: model, load_tokenizer(spec), spec
+    return Generation(spec, torch.float32, "cpu", workers=1), load_tokenizer(spec), spec
 
 
 def _writing(*kinds: Kind) -> Writing:
