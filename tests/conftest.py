@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,15 @@ from tests.tiny import make_tiny_verifier
 if TYPE_CHECKING:
     from eagle3.verifier import VerifierSpec
     from tests.faulty import Lab
+
+
+@pytest.fixture(scope="module", autouse=True)
+def log_level() -> Iterator[None]:
+    """A study quietens the library: it speaks again to the tests that come after."""
+    log = logging.getLogger("eagle3")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture
