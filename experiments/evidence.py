@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.workspace import digest_file
 from stages import provenance
-from stages.closure import code_of
+from stages.closure import code_digests
 
 KEY = "provenance"
 
@@ -65,7 +64,7 @@ def of_benchmark(program: str, arguments: argparse.Namespace, *, threads: int) -
         provenance.describe(root, threads=threads, seed=None),
         inputs=provenance.input_digests(root, named),
         settings={"arguments": given},
-        code={str(path): digest_file(root / path) for path in code_of(root, module)},
+        code=code_digests(root, module),
     )
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from eagle3.workspace import digest_file
+
 FIRST_PARTY = ("eagle3", "stages", "experiments")
 
 # Code that cannot change a stage's results: an edit reruns nothing.
@@ -99,6 +101,12 @@ def code_of(root: Path, module: str) -> list[Path]:
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     return sorted(code | data)
+
+
+def code_digests(root: Path, *modules: str) -> dict[str, str]:
+    """SHA-256 of the files whose edit may change what some modules compute, by path, sorted."""
+    files = sorted({path for module in modules for path in code_of(root, module)})
+    return {str(path): digest_file(root / path) for path in files}
 
 
 def main() -> None:

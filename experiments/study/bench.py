@@ -35,7 +35,7 @@ from eagle3.workspace import digest_file
 from experiments.study.budget import supervised
 from experiments.study.settings import StudySettings
 from experiments.training_checks import refuse_without_answers
-from stages.closure import code_of
+from stages import closure
 from stages.params import read_params, section_values
 from stages.runner import RunSettings
 
@@ -216,9 +216,8 @@ class Bench:
 @functools.cache  # a process goes on with the code that it began with
 def code_digests() -> dict[str, str]:
     """Of every file that a trial's budget and result come from."""
-    modules = ("experiments.study.budget", "experiments.study.training")
-    files = sorted({path for module in modules for path in code_of(CODE, module)})
-    return {str(path): digest_file(CODE / path) for path in files if path.suffix == ".py"}
+    found = closure.code_digests(CODE, "experiments.study.budget", "experiments.study.training")
+    return {path: digest for path, digest in found.items() if path.endswith(".py")}
 
 
 def quiet() -> None:
