@@ -1,7 +1,7 @@
-"""What a result that is committed by hand says of its own origin, so that it leads back.
+"""What a result that DVC does not know says of its own origin, so that it leads back.
 
-DVC does not know these files (`reports/*.json`): what stands behind them is in them, under `KEY`,
-as a stage's record is in provenance/.
+Results that are committed by hand (`reports/*.json`) have it in them, under `KEY`; a drafter of
+`eagle3 train` in a file beside its weights; as a stage's record is in provenance/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def evidence(
     inputs: Mapping[str, str],
     settings: Mapping[str, Any],
     code: Mapping[str, str],
-    runs: Sequence[Mapping[str, str]] = (),
+    runs: Sequence[Mapping[str, str | None]] = (),
 ) -> dict[str, Any]:
     """The record.
 
@@ -33,7 +33,7 @@ def evidence(
         inputs: DVC's digests of what was read, by path.
         settings: by section of params.yaml, or the command's arguments.
         code: digests of the files that the result comes from, by path.
-        runs: `name` and `run_id` of each MLflow run.
+        runs: `name` and `run_id` of each MLflow run; None where the store did not answer.
     """
     return {
         "written": provenance.moment(time.time()),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +23,7 @@ from eagle3.ranks import joined
 from eagle3.tracking import NullTracker, Tracker, flatten
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
+from experiments.evidence import evidence
 from experiments.output_folder import check_output
 from experiments.project import project_root
 from experiments.trained_origin import RECORD, named_inputs, run_name
@@ -42,6 +42,7 @@ from experiments.training_data import (
 )
 from experiments.verifier_argument import has_layer, head_of, verifier_of
 from stages import notes, provenance
+from stages.closure import code_digests
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.sending import DATA_TAG
@@ -50,6 +51,7 @@ from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
 
+CODE = Path(__file__).parents[1]
 SILENT = Conventions()
 
 
@@ -167,6 +169,7 @@ def run(
         given = (verifier_path, data_dir, vocab_mapping_dir, finetune_from)
         named = named_inputs(root, given, digests)
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
+        code = code_digests(CODE, __name__)
         tags = {
             **provenance.as_tags(about),
             **{f"{DATA_TAG}{name}": digest for name, digest in named.items()},
@@ -207,18 +210,15 @@ def run(
             training.tell_end(tracker, result, {"checkpoint": output_dir})
         if not ranks.leads:
             return
-        write_json(
-            work / "checkpoint" / RECORD,
-            {
-                **about,
-                "best_step": result.best_step,
-                "best_dev_tau": result.best_tau,
-                **key,
-                "inputs": named,
-                "written": provenance.moment(time.time()),
-                "mlflow_runs": _runs(tracker, run_name(output_dir)),
-            },
+        record = evidence(
+            about,
+            inputs=named,
+            settings=key["settings"],
+            code=code,
+            runs=_runs(tracker, run_name(output_dir)),
         )
+        best = {"best_step": result.best_step, "best_dev_tau": result.best_tau}
+        write_json(work / "checkpoint" / RECORD, {**key, **best, **record})
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
 

@@ -116,6 +116,7 @@ def test_its_origin_leads_back_to_the_stages(
     record = json.loads((project / "drafter" / "provenance.json").read_text())
     assert record["inputs"]["states"] == "aaaa.dir"
     assert not any("index.jsonl" in path for path in record["inputs"])
+    assert "eagle3/ttt.py" in record["code"] and record["torch"]["version"]
     [run_of] = record["mlflow_runs"]
     for asked in ("drafter", "drafter/provenance.json", run_of["run_id"]):
         capsys.readouterr()
