@@ -21,6 +21,7 @@ from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
 from eagle3.ranks import joined
 from eagle3.tracking import NullTracker, Tracker, flatten
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
 from experiments.evidence import evidence
@@ -100,7 +101,8 @@ def run(
     )
     if num_workers:
         log.info("--num-workers %d: states are memory-mapped, nothing to read ahead", num_workers)
-    runs = read_section(root / "params.yaml", RunSettings, "run")
+    params = root / "params.yaml"
+    runs = read_section(params, RunSettings, "run")
     set_threads(runs.threads)
     check_device(runs.device)
     keep_freed_memory()
@@ -112,19 +114,18 @@ def run(
         "objective": None if ttt_steps is None else {"ttt_steps": ttt_steps},
         "noise": None if noise_std is None else {"kind": "uniform_abs", "std": noise_std},
     }
-    changes = {name: value for name, value in flags.items() if value is not None}
-    shared = section_values(read_params(root / "params.yaml"), "train", where=root / "params.yaml")
-    settings = arm_settings(shared, changes, where="flags over params.yaml, train")
+    settings = _settings(params, flags)
     check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, RECORD})
     init = None if finetune_from is None else resolve_drafter(finetune_from)
     verifier = verifier_of(verifier_path)
-    if init is None and settings.drafter.layer_init == "verifier" and not has_layer(verifier_path):
+    copies = init is None and settings.drafter.layer_init == "verifier"
+    if copies and not has_layer(verifier_path):
         # No flag asked for it: the script of somebody with such a verifier works as it stands.
         log.info(
             "%s has no Llama-like last layer: the draft layer starts random", verifier.verifier
         )
-        changes["drafter"] = {"layer_init": "random"}
-        settings = arm_settings(shared, changes, where="flags over params.yaml, train")
+        copies = False
+        settings = _settings(params, {**flags, "drafter": {"layer_init": "random"}})
     folder = check_states(data_dir, verifier, conventions)
     digests = input_digests(verifier, data_dir, vocab_mapping_dir, folder)
     if init is not None:
@@ -145,26 +146,25 @@ def run(
         work_folder(root, "train-command", key, leads=ranks.leads) as work,
         head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
     ):
-        copies = init is None and settings.drafter.layer_init == "verifier"
         ranks.on_leader(lambda: head_of(verifier_path, work, layer=copies).config)  # for all
         head = read_head(work / "head.safetensors")
         states: States
-        if init is not None and folder is not None:
-            check_drafter(init, head, conventions.aux_layers, drafter_aux_layers)
+        layers = conventions.aux_layers
+        if folder is None:
+            states = StatesDataset.open(training_folder(data_dir))
+            layers = states.meta.aux_layers
+        if init is not None:
+            check_drafter(init, head, layers, drafter_aux_layers)
         if folder is not None:
             states = open_foreign_states(
                 folder, verifier_path, head, conventions,
                 device=runs.device, trust=runs.trust_remote_code,
             )  # fmt: skip
-        else:
-            states = StatesDataset.open(training_folder(data_dir))
-            if init is not None:
-                check_drafter(init, head, states.meta.aux_layers, drafter_aux_layers)
         splits = folder is None and (data_dir / "train").is_dir()
         held_out = None if (data_dir / "dev").is_dir() and splits else val_ratio
         kept, _ = split(states, held_out)
         refuse_without_answers([mask for _, mask in tokens_of(states, kept)], settings.max_length)
-        vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
+        vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, params)
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
         given = (verifier_path, data_dir, vocab_mapping_dir, finetune_from)
         named = named_inputs(root, given, digests)
@@ -221,6 +221,13 @@ def run(
         write_json(work / "checkpoint" / RECORD, {**key, **best, **record})
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
+
+
+def _settings(params: Path, flags: Mapping[str, Any]) -> TrainSettings:
+    """params.yaml's, with the flags that are given over them."""
+    shared = section_values(read_params(params), "train", where=params)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return arm_settings(shared, given, where="flags over params.yaml, train")
 
 
 def _runs(tracker: Tracker, name: str) -> list[dict[str, str | None]]:
