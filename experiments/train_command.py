@@ -46,7 +46,7 @@ from stages import notes, provenance
 from stages.closure import code_digests
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
-from stages.sending import DATA_TAG
+from stages.sending import data_tags
 from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
@@ -170,10 +170,7 @@ def run(
         named = named_inputs(root, given, digests)
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
         code = code_digests(CODE, __name__)
-        tags = {
-            **provenance.as_tags(about),
-            **{f"{DATA_TAG}{name}": digest for name, digest in named.items()},
-        }
+        tags = provenance.as_tags(about) | data_tags(named)
         with _tracked(root, output_dir, key, tags, leads=ranks.leads) as tracker:
             provenance.log_diff(tracker, about)
             tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))

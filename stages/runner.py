@@ -120,7 +120,7 @@ class Stage:
         """
         if not self.ranks.leads:
             return NullTracker()
-        from stages.sending import DATA_TAG
+        from stages.sending import data_tags
         from stages.tracking import MlflowTracker, journal_root, resolve_store
 
         made = MlflowTracker(
@@ -129,11 +129,7 @@ class Stage:
             run_name=run_name,
             resume_key=self._work_key and f"{self.name}-{run_name}-{self._work_key[:16]}",
             watch=True,
-            tags={
-                **self.tags,
-                **{f"{DATA_TAG}{path}": value for path, value in self.inputs.items()},
-                **(tags or {}),
-            },
+            tags={**self.tags, **data_tags(self.inputs), **(tags or {})},
         )
         self.trackers.append(made)
         provenance.log_diff(made, self.about)

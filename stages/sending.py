@@ -278,8 +278,13 @@ class Sender:
         return [metric for metric in metrics if (metric.key, metric.step) not in known]
 
 
+def data_tags(digests: Mapping[str, str]) -> dict[str, str]:
+    """What a run read, as its tags: digests by path."""
+    return {f"{DATA_TAG}{path}": digest for path, digest in digests.items()}
+
+
 def dataset_inputs(tags: Mapping[str, str]) -> list[DatasetInput]:
-    """The artefacts that a run read, as MLflow's datasets, from its tags `data.<path>: digest`."""
+    """The artefacts that a run read, as MLflow's datasets, from what `data_tags` made."""
     from mlflow.entities import Dataset, DatasetInput
 
     return [
