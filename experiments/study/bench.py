@@ -108,6 +108,10 @@ class Bench:
             self._arms[name] = self._open(name)
         return self._arms[name]
 
+    def seeds(self, count: int) -> range:
+        """Of trainings that are compared; none of them is the seed that a search uses."""
+        return range(self.run.seed + 1, self.run.seed + 1 + count)
+
     def check_start(self, arm: BenchArm) -> None:
         """Refuses an arm without dev answers or anything to learn, or whose first weights do not
         fit.

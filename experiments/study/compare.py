@@ -50,16 +50,16 @@ def open_compare(place: Place, searches: Sequence[Search]) -> Fixed:
         assert best is not None
         winners[search.arm.name] = best
     slots = [
-        _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, EQUAL, 0)
-        for number in range(bench.study.compare.seeds)
+        _slot(search.arm, winners[search.arm.name], seed, EQUAL, 0)
+        for seed in bench.seeds(bench.study.compare.seeds)
         for search in searches
     ]
     larger = larger_budget(searches)
     if larger is not None:
         search, more = larger
         slots += [
-            _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, LARGER, more)
-            for number in range(bench.study.compare.larger_seeds)
+            _slot(search.arm, winners[search.arm.name], seed, LARGER, more)
+            for seed in bench.seeds(bench.study.compare.larger_seeds)
         ]
     facts = {
         search.arm.name: {
