@@ -8,7 +8,6 @@ counted twice, whoever runs the command how often. Knows nothing of training.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import threading
@@ -22,7 +21,7 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.errors import HarnessError
-from eagle3.workspace import digest
+from eagle3.workspace import digest, waited_for
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +114,7 @@ def exclusive(url: str) -> Iterator[None]:
     """One process at a time, on all machines that share the store."""
     if url.startswith("sqlite:///"):
         database = Path(url.removeprefix("sqlite:///"))
-        database.parent.mkdir(parents=True, exist_ok=True)
-        with database.with_name(f"{database.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with waited_for(database.with_name(f"{database.name}.lock")):
             yield
         return
     import sqlalchemy
