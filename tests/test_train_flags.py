@@ -19,9 +19,8 @@ from eagle3.shard_writer import ShardWriter
 from experiments import lineage_command
 from experiments.train_command import run
 from stages.params import dump_yaml, read_yaml
-from tests.test_checkpoint import make_head
-from tests.test_trainer import make_documents
-from tests.test_ttt import HIDDEN, VOCAB
+from tests.tiny_head import make_head
+from tests.tiny_training import HIDDEN, VOCAB, make_documents
 
 
 @pytest.fixture
