@@ -6,7 +6,6 @@ Knows nothing of the store or of what is tried.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,8 +221,3 @@ def code_digests() -> dict[str, str]:
     """Of every file that a trial's budget and result come from."""
     found = closure.code_digests(CODE, "experiments.study.budget", "experiments.study.training")
     return {path: digest for path, digest in found.items() if path.endswith(".py")}
-
-
-def quiet() -> None:
-    """Leaves the terminal to the study: no lines about each training's start and end."""
-    logging.getLogger("eagle3").setLevel(logging.WARNING)
