@@ -25,6 +25,7 @@ from eagle3.workspace import digest, waited_for
 
 log = logging.getLogger(__name__)
 
+Slot = tuple[Mapping[str, Any], Mapping[str, Any]]  # parameters that are given, and attributes
 FILE = "studies.db"
 FACTS, SLOT = "facts", "slot"
 SILENT = 4  # heartbeats missed before a worker is taken for dead
@@ -133,7 +134,7 @@ def open_study(
     url: str,
     name: str,
     facts: Mapping[str, Any],
-    slots: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    slots: Sequence[Slot],
     *,
     sampler: optuna.samplers.BaseSampler | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
@@ -142,7 +143,7 @@ def open_study(
 
     Args:
         facts: what its results come from. A study of other facts is not taken up.
-        slots: for each, parameters that are given (the others are drawn) and attributes.
+        slots: parameters that are not given are drawn.
 
     Raises:
         HarnessError: there is a study of that name with other facts.
