@@ -30,8 +30,8 @@ def evidence(
 
     Args:
         about: as `stages.provenance.describe` gives it.
-        inputs: DVC's digests of what was read, by path.
-        settings: by section of params.yaml, or the command's arguments.
+        inputs: digests of what was read, by path; DVC's own of what DVC made.
+        settings: by section of params.yaml, or the command's arguments; of a training its own.
         code: digests of the files that the result comes from, by path.
         runs: `name` and `run_id` of each MLflow run; None where the store did not answer.
     """

@@ -1,7 +1,8 @@
 """Which first-party files a module's code comes from, found without importing anything.
 
-Used for two things that must agree: a working folder's key (other code never resumes this code's
-work) and the test that holds dvc.yaml's deps against the real imports.
+Used for things that must agree: a working folder's key (other code never resumes this code's
+work), what records say of the code, and the test that holds dvc.yaml's deps against the real
+imports.
 """
 
 from __future__ import annotations
