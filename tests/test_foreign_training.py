@@ -43,9 +43,7 @@ def project(
 
 
 def train(data: str, out: str, **more: Any) -> dict[str, torch.Tensor]:
-    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std scheduler"
-    given: dict[str, Any] = dict.fromkeys([*names.split(), "warmup_ratio", "num_workers"])
-    given |= {"epochs": 2, "val_ratio": 0.3, "noise_std": 0.05, "conventions": SAID}
+    given: dict[str, Any] = {"epochs": 2, "val_ratio": 0.3, "noise_std": 0.05, "conventions": SAID}
     given |= {"verifier_path": "verifier", "data_dir": Path(data), "output_dir": Path(out)}
     train_command.run(**(given | more))
     return load_file(Path(out) / "model.safetensors")

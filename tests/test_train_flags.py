@@ -60,11 +60,8 @@ def project(
 
 
 def train(**flags: Any) -> None:
-    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std val_ratio"
-    given: dict[str, Any] = dict.fromkeys([*names.split(), "scheduler", "warmup_ratio"])
-    given["num_workers"] = None
-    paths = {"verifier_path": "head.safetensors", "data_dir": Path("states")}
-    run(**(given | paths | {"output_dir": Path("drafter")} | flags))
+    paths: dict[str, Any] = {"verifier_path": "head.safetensors", "data_dir": Path("states")}
+    run(**(paths | {"output_dir": Path("drafter")} | flags))
 
 
 def test_from_scratch_then_finetune(project: Path, caplog: pytest.LogCaptureFixture) -> None:
