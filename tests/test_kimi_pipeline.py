@@ -24,9 +24,9 @@ from eagle3.generation import Request, generate, load_for_generation
 from eagle3.sampling import Sampling
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import decoder_of, load_model, load_tokenizer
-from stages.params import dump_yaml, overlaid, read_params
 from stages.runner import run_stage
 from tests.families import make_family
+from tests.settings_of import write_settings
 from tests.test_pipeline import tiny_settings
 from tests.test_verifier_families import FOUR_BITS, pack
 
@@ -51,9 +51,7 @@ def project(
         "scratch": {"tokens": 1500},
         "finetune": {"init": "checkpoints/scratch", "tokens": 1500},
     }
-    params = overlaid(read_params(project_root / "params.yaml"), changes, where=Path("tiny"))
-    (tmp_path / "params.yaml").write_text(dump_yaml(params))
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    write_settings(tmp_path, project_root, changes)
     lines = [{"messages": [{"role": "user", "content": f"Question {n}?"}]} for n in range(16)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("mt_bench", "human_eval"):

@@ -18,7 +18,7 @@ from eagle3.errors import HarnessError
 from eagle3.shard_writer import ShardWriter
 from experiments import lineage_command
 from experiments.train_command import run
-from stages.params import dump_yaml, read_yaml
+from tests.settings_of import write_settings
 from tests.tiny_head import make_head
 from tests.tiny_training import HIDDEN, VOCAB, make_documents
 
@@ -28,12 +28,12 @@ def project(
     tmp_path: Path, project_root: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A project folder with states and a verifier head in it; the current folder."""
-    params = read_yaml(project_root / "params.yaml")
-    params["run"]["threads"] = 1
-    params["train"] |= {"batch_tokens": 64, "evaluations": 2}
-    params["vocab"]["size"] = 20
-    (tmp_path / "params.yaml").write_text(dump_yaml(params))
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    changes = {
+        "run": {"threads": 1},
+        "train": {"batch_tokens": 64, "evaluations": 2},
+        "vocab": {"size": 20},
+    }
+    write_settings(tmp_path, project_root, changes)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     head = make_head(vocab=VOCAB)
     tensors = {"embed": head.embed, "norm": head.norm, "lm_head": head.lm_head}
