@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,3 +201,14 @@ def test_export_refuses_what_sglang_does_not_run(tmp_path: Path) -> None:
         export(saved(tmp_path / "a", norm_output=True), tmp_path / "out", make_head())
     assert "norm_output true" in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_to_be_said_of_a_drafter_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder, head = saved(tmp_path / "drafter"), make_head()
+    other = replace(head, config=head.config.model_copy(update={"verifier": "another"}))
+    for dtype in (torch.float32, torch.bfloat16):
+        load_drafter(folder, other, dtype)
+    assert caplog.messages == [f"{folder}: it was trained for tiny, not for another"]
