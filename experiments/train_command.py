@@ -130,7 +130,7 @@ def run(
     digests = input_digests(verifier, data_dir, vocab_mapping_dir, folder)
     if init is not None:
         digests[str(init)] = init_digest(init)
-    key = {
+    key: dict[str, Any] = {
         "run": runs.model_dump(),
         "inputs": digests,
         "settings": settings.model_dump(mode="json"),
