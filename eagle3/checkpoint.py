@@ -6,6 +6,7 @@ the package speculators, which vLLM serves too. Written in either, read in both.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +86,8 @@ def save_drafter(
 
 
 def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafter:
-    """Opens a checkpoint, in EAGLE's layout or speculators', for a verifier.
+    """Opens a checkpoint, in EAGLE's layout or speculators', for a verifier. What was filled in or
+    left out is logged the first time.
 
     Raises:
         HarnessError: as `read_published`, tensors that are not those of its config, or no head for
@@ -102,10 +104,15 @@ def load_drafter(folder: Path, head: VerifierHead, dtype: torch.dtype) -> Drafte
             fix=WHOLE,
         )
     for note in published.notes:
-        log.info("%s: %s", folder, note)
+        _tell(folder, note)
     drafter = Drafter(config, embedding(head, dtype))
     fill(drafter, published.tensors, where=folder)
     return drafter.to(dtype)
+
+
+@functools.cache  # an evaluation opens its drafter four times, in several dtypes
+def _tell(folder: Path, note: str) -> None:
+    log.info("%s: %s", folder, note)
 
 
 def fill(drafter: Drafter, tensors: dict[str, Tensor], *, where: Path) -> None:

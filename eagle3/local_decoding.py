@@ -189,9 +189,7 @@ def exact_decoding(
             slots=len(requests),
         )
     }
-    del model  # packed by now, which a lean verifier cannot be made of
-    fresh = subject.model(torch.float32)
-    verifier = decoding_verifier(fresh, drafter.config.aux_layers, pack=True)
+    verifier = decoding_verifier(model, drafter.config.aux_layers, pack=True)
     drafter = LeanDrafter(drafter, pack=True)
     decoded, ties = [], []
     logits_after = exact_logits(subject)

@@ -96,6 +96,15 @@ def locked(path: Path) -> Iterator[Path | None]:
                 return
 
 
+@contextlib.contextmanager
+def waited_for(path: Path) -> Iterator[None]:
+    """Holds a lock file as soon as no other process does; made with its folder, and left there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _stands_at(path: Path, handle: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))

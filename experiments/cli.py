@@ -18,6 +18,11 @@ from experiments.folder_commands import diagnose, export, import_states, parity,
 from experiments.project import project_root
 from experiments.study.commands import promote, scaling, study_app
 
+Overlay = Annotated[
+    Path | None, typer.Option(help="YAML file with the keys of params.yaml that differ.")
+]
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as a repeatable experiment.",
     no_args_is_help=True,
@@ -28,12 +33,7 @@ app = typer.Typer(
 
 
 @app.command()
-def repro(
-    params: Annotated[
-        Path | None,
-        typer.Option(help="YAML file with the keys of params.yaml that differ."),
-    ] = None,
-) -> None:
+def repro(params: Overlay = None) -> None:
     """Run the pipeline, or with --params another setting of it."""
     from experiments.overlay import run_default, run_overlay
 
@@ -71,7 +71,7 @@ def lineage(
     against: Annotated[
         str | None, typer.Option(help="Another of these: print what differs between the two.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Say which data, code, settings and runs made a result."""
     from experiments.lineage_command import run
@@ -88,7 +88,7 @@ def verify(
             help="Stages, or paths that they make; train: of every arm. Absent: all.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json: Json = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of the rerun.")] = False,
 ) -> None:
     """Run stages again in a clean clone and compare."""
@@ -98,12 +98,7 @@ def verify(
 
 
 @app.command()
-def plan(
-    params: Annotated[
-        Path | None,
-        typer.Option(help="YAML file with the keys of params.yaml that differ."),
-    ] = None,
-) -> None:
+def plan(params: Overlay = None) -> None:
     """Say what a run would take: tokens, disk, memory, hours. No weight is loaded."""
     from experiments.plan_command import run
 

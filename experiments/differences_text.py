@@ -117,7 +117,7 @@ def _data(found: Sequence[Difference]) -> list[str]:
             continue
         lines.append(
             f"  {item.stage} reads another {item.name}{by}: "
-            f"A {_short(item.one)}, B {_short(item.other)}"
+            f"A {item.one[:SHORT]}, B {item.other[:SHORT]}"
         )
     for letter, side in (("A", "one"), ("B", "other")):
         alone = [getattr(item, side) for item in found if item.kind == STAGES]
@@ -156,10 +156,6 @@ def _times(path: str, varies: Sequence[str]) -> bool:
 def _few(names: Sequence[str]) -> str:
     rest = len(names) - FILES
     return ", ".join(names[:FILES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _short(digest: str) -> str:
-    return digest[:SHORT]
 
 
 def _value(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""What a result that is committed by hand says of its own origin, so that it leads back.
+"""What a result that DVC does not know says of its own origin, so that it leads back.
 
-DVC does not know these files (`reports/*.json`): what stands behind them is in them, under `KEY`,
-as a stage's record is in provenance/.
+Results that are committed by hand (`reports/*.json`) have it in them, under `KEY`; a drafter of
+`eagle3 train` in a file beside its weights; as a stage's record is in provenance/.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.workspace import digest_file
 from stages import provenance
-from stages.closure import code_of
+from stages.closure import code_digests
 
 KEY = "provenance"
 
@@ -25,16 +24,16 @@ def evidence(
     inputs: Mapping[str, str],
     settings: Mapping[str, Any],
     code: Mapping[str, str],
-    runs: Sequence[Mapping[str, str]] = (),
+    runs: Sequence[Mapping[str, str | None]] = (),
 ) -> dict[str, Any]:
     """The record.
 
     Args:
         about: as `stages.provenance.describe` gives it.
-        inputs: DVC's digests of what was read, by path.
-        settings: by section of params.yaml, or the command's arguments.
+        inputs: digests of what was read, by path; DVC's own of what DVC made.
+        settings: by section of params.yaml, or the command's arguments; of a training its own.
         code: digests of the files that the result comes from, by path.
-        runs: `name` and `run_id` of each MLflow run.
+        runs: `name` and `run_id` of each MLflow run; None where the store did not answer.
     """
     return {
         "written": provenance.moment(time.time()),
@@ -65,7 +64,7 @@ def of_benchmark(program: str, arguments: argparse.Namespace, *, threads: int) -
         provenance.describe(root, threads=threads, seed=None),
         inputs=provenance.input_digests(root, named),
         settings={"arguments": given},
-        code={str(path): digest_file(root / path) for path in code_of(root, module)},
+        code=code_digests(root, module),
     )
 
 

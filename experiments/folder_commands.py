@@ -10,6 +10,17 @@ from typing import Annotated
 
 import typer
 
+Verifier = Annotated[str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")]
+VerifierOrHead = Annotated[
+    str, typer.Option(help="The verifier: a Hugging Face folder or hub id, or a head file.")
+]
+States = Annotated[
+    Path,
+    typer.Option(
+        help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
+        "speculators or SpecForge, read in place."
+    ),
+]
 # What hidden states of other programs do not say of themselves.
 AuxLayers = Annotated[
     str | None,
@@ -35,16 +46,8 @@ PaddingRows = Annotated[
 
 
 def train(
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
-    data_dir: Annotated[
-        Path,
-        typer.Option(
-            help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
-            "speculators or SpecForge, read in place."
-        ),
-    ],
+    verifier_path: Verifier,
+    data_dir: States,
     output_dir: Annotated[Path, typer.Option(help="Where the drafter's checkpoint goes.")],
     vocab_mapping_dir: Annotated[
         Path | None,
@@ -127,16 +130,8 @@ def train(
 
 
 def parity(
-    data_dir: Annotated[
-        Path,
-        typer.Option(
-            help="Hidden states: a data set folder, one with train/ and dev/, or a folder of "
-            "speculators or SpecForge, read in place."
-        ),
-    ],
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id, or a head file.")
-    ],
+    data_dir: States,
+    verifier_path: VerifierOrHead,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -172,9 +167,7 @@ def parity(
 
 
 def import_states(
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
+    verifier_path: Verifier,
     data_dir: Annotated[
         Path,
         typer.Option(
@@ -231,9 +224,7 @@ def diagnose(
         Path,
         typer.Option(help="Hidden states of its verifier: a data set folder, or one with test/."),
     ],
-    verifier_path: Annotated[
-        str, typer.Option(help="The verifier: a Hugging Face folder or hub id.")
-    ],
+    verifier_path: Verifier,
     documents: Annotated[int, typer.Option(help="Documents to replay.", min=1)] = 12,
     k: Annotated[int, typer.Option(help="Drafts a verification step.", min=1, max=16)] = 3,
     dtype: Annotated[str, typer.Option(help="bfloat16, or float32.")] = "bfloat16",

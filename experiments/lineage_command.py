@@ -109,9 +109,9 @@ def _paragraph(step: Step, *, settings: bool) -> str:
         lines.append("  reused  from an earlier run: its inputs were made again with equal bytes")
     runs = [run for run in record.get("mlflow_runs", []) if run]
     lines += [f"  MLflow  {run['run_id'] or 'never sent'}  {run['name']}" for run in runs]
-    lines += [f"  made    {path}  {_short(md5)}" for path, md5 in step.outs.items()]
+    lines += [f"  made    {path}  {md5[:SHORT]}" for path, md5 in step.outs.items()]
     lines += [
-        f"  from    {path}  {_short(md5)}  {maker or 'not made by a stage'}"
+        f"  from    {path}  {md5[:SHORT]}  {maker or 'not made by a stage'}"
         for path, (md5, maker) in step.needs.items()
     ]
     source = not any(maker for _, maker in step.needs.values()) or step.stage == "prompts"
@@ -135,10 +135,6 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{above}{name}.")
         else:
             yield above + name, value
-
-
-def _short(md5: str) -> str:
-    return md5[:SHORT]
 
 
 def _compare(

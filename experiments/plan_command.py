@@ -56,7 +56,7 @@ def describe(params: Mapping[str, Any], root: Path, where: str) -> list[str]:
     if extract.codec != "none":
         stored = extract.codec
     said = warnings(task, found, free=free, device_memory=_device(params), stored=stored)
-    said += _misfits(shape, train, task)
+    said += _misfits(shape, train)
     return [
         f"plan of {where}",
         f"verifier: {name} ({shape.model_type}), {shape.num_hidden_layers} layers of "
@@ -197,7 +197,7 @@ def _device(params: Mapping[str, Any]) -> float | None:
     return float(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _misfits(shape: Shape, train: TrainSettings, task: Task) -> list[str]:
+def _misfits(shape: Shape, train: TrainSettings) -> list[str]:
     """Settings that training would refuse, or engines would not serve."""
     said = []
     if shape.model_type in RAW_LAYER_IDS:

@@ -41,7 +41,9 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
                 return None
             raise
     tags, name = run.data.tags, run.info.run_name
-    read = {key.removeprefix(DATA_TAG): value for key, value in tags.items() if _is_data(key)}
+    read = {
+        key.removeprefix(DATA_TAG): value for key, value in tags.items() if key.startswith(DATA_TAG)
+    }
     needs, before = behind(lineage, dict(sorted(read.items())))
     step = Step(
         name,
@@ -58,10 +60,6 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
     )
     target = Target(run_id, "run", Entry(name, "", read, {}, step.params, current=False))
     return target, [step, *before]
-
-
-def _is_data(key: str) -> bool:
-    return key.startswith(DATA_TAG)
 
 
 def behind(

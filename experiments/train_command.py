@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,8 +21,10 @@ from eagle3.formats.published import resolve_drafter
 from eagle3.machine import keep_freed_memory
 from eagle3.ranks import joined
 from eagle3.tracking import NullTracker, Tracker, flatten
+from eagle3.train_settings import TrainSettings
 from eagle3.verifier_head import read_head
 from eagle3.workspace import digest, publish, work_folder, write_json
+from experiments.evidence import evidence
 from experiments.output_folder import check_output
 from experiments.project import project_root
 from experiments.trained_origin import RECORD, named_inputs, run_name
@@ -42,14 +43,16 @@ from experiments.training_data import (
 )
 from experiments.verifier_argument import has_layer, head_of, verifier_of
 from stages import notes, provenance
+from stages.closure import code_digests
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
-from stages.sending import DATA_TAG
+from stages.sending import data_tags
 from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
 
+CODE = Path(__file__).parents[1]
 SILENT = Conventions()
 
 
@@ -57,19 +60,19 @@ def run(
     *,
     verifier_path: str,
     data_dir: Path,
-    vocab_mapping_dir: Path | None,
     output_dir: Path,
-    finetune_from: str | None,
-    epochs: int | None,
-    lr: float | None,
-    max_seq_len: int | None,
-    ttt_steps: int | None,
-    noise_std: float | None,
-    val_ratio: float | None,
-    scheduler: str | None,
-    warmup_ratio: float | None,
-    num_workers: int | None,
+    vocab_mapping_dir: Path | None = None,
+    finetune_from: str | None = None,
+    epochs: int | None = None,
     tokens: int | None = None,
+    lr: float | None = None,
+    max_seq_len: int | None = None,
+    ttt_steps: int | None = None,
+    noise_std: float | None = None,
+    val_ratio: float | None = None,
+    scheduler: str | None = None,
+    warmup_ratio: float | None = None,
+    num_workers: int | None = None,
     conventions: Conventions = SILENT,
     drafter_aux_layers: Sequence[int] | None = None,
 ) -> None:
@@ -98,7 +101,8 @@ def run(
     )
     if num_workers:
         log.info("--num-workers %d: states are memory-mapped, nothing to read ahead", num_workers)
-    runs = read_section(root / "params.yaml", RunSettings, "run")
+    params = root / "params.yaml"
+    runs = read_section(params, RunSettings, "run")
     set_threads(runs.threads)
     check_device(runs.device)
     keep_freed_memory()
@@ -110,24 +114,23 @@ def run(
         "objective": None if ttt_steps is None else {"ttt_steps": ttt_steps},
         "noise": None if noise_std is None else {"kind": "uniform_abs", "std": noise_std},
     }
-    changes = {name: value for name, value in flags.items() if value is not None}
-    shared = section_values(read_params(root / "params.yaml"), "train", where=root / "params.yaml")
-    settings = arm_settings(shared, changes, where="flags over params.yaml, train")
+    settings = _settings(params, flags)
     check_output(output_dir, "--output-dir", {WEIGHTS, CONFIG, RECORD})
     init = None if finetune_from is None else resolve_drafter(finetune_from)
     verifier = verifier_of(verifier_path)
-    if init is None and settings.drafter.layer_init == "verifier" and not has_layer(verifier_path):
+    copies = init is None and settings.drafter.layer_init == "verifier"
+    if copies and not has_layer(verifier_path):
         # No flag asked for it: the script of somebody with such a verifier works as it stands.
         log.info(
             "%s has no Llama-like last layer: the draft layer starts random", verifier.verifier
         )
-        changes["drafter"] = {"layer_init": "random"}
-        settings = arm_settings(shared, changes, where="flags over params.yaml, train")
+        copies = False
+        settings = _settings(params, {**flags, "drafter": {"layer_init": "random"}})
     folder = check_states(data_dir, verifier, conventions)
     digests = input_digests(verifier, data_dir, vocab_mapping_dir, folder)
     if init is not None:
         digests[str(init)] = init_digest(init)
-    key = {
+    key: dict[str, Any] = {
         "run": runs.model_dump(),
         "inputs": digests,
         "settings": settings.model_dump(mode="json"),
@@ -143,34 +146,31 @@ def run(
         work_folder(root, "train-command", key, leads=ranks.leads) as work,
         head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
     ):
-        copies = init is None and settings.drafter.layer_init == "verifier"
         ranks.on_leader(lambda: head_of(verifier_path, work, layer=copies).config)  # for all
         head = read_head(work / "head.safetensors")
         states: States
-        if init is not None and folder is not None:
-            check_drafter(init, head, conventions.aux_layers, drafter_aux_layers)
+        layers = conventions.aux_layers
+        if folder is None:
+            states = StatesDataset.open(training_folder(data_dir))
+            layers = states.meta.aux_layers
+        if init is not None:
+            check_drafter(init, head, layers, drafter_aux_layers)
         if folder is not None:
             states = open_foreign_states(
                 folder, verifier_path, head, conventions,
                 device=runs.device, trust=runs.trust_remote_code,
             )  # fmt: skip
-        else:
-            states = StatesDataset.open(training_folder(data_dir))
-            if init is not None:
-                check_drafter(init, head, states.meta.aux_layers, drafter_aux_layers)
         splits = folder is None and (data_dir / "train").is_dir()
         held_out = None if (data_dir / "dev").is_dir() and splits else val_ratio
         kept, _ = split(states, held_out)
         refuse_without_answers([mask for _, mask in tokens_of(states, kept)], settings.max_length)
-        vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, root / "params.yaml")
+        vocabulary = vocabulary_of(vocab_mapping_dir, states, kept, head, params)
         data = arm_data(data_dir, None if splits else states, head, vocabulary, val_ratio)
         given = (verifier_path, data_dir, vocab_mapping_dir, finetune_from)
         named = named_inputs(root, given, digests)
         about = provenance.describe(root, threads=runs.threads, seed=runs.seed)
-        tags = {
-            **provenance.as_tags(about),
-            **{f"{DATA_TAG}{name}": digest for name, digest in named.items()},
-        }
+        code = code_digests(CODE, __name__)
+        tags = provenance.as_tags(about) | data_tags(named)
         with _tracked(root, output_dir, key, tags, leads=ranks.leads) as tracker:
             provenance.log_diff(tracker, about)
             tracker.log_params(flatten({**key, **settings.model_dump(), "seed": runs.seed}))
@@ -207,20 +207,24 @@ def run(
             training.tell_end(tracker, result, {"checkpoint": output_dir})
         if not ranks.leads:
             return
-        write_json(
-            work / "checkpoint" / RECORD,
-            {
-                **about,
-                "best_step": result.best_step,
-                "best_dev_tau": result.best_tau,
-                **key,
-                "inputs": named,
-                "written": provenance.moment(time.time()),
-                "mlflow_runs": _runs(tracker, run_name(output_dir)),
-            },
+        record = evidence(
+            about,
+            inputs=named,
+            settings=key["settings"],
+            code=code,
+            runs=_runs(tracker, run_name(output_dir)),
         )
+        best = {"best_step": result.best_step, "best_dev_tau": result.best_tau}
+        write_json(work / "checkpoint" / RECORD, {**key, **best, **record})
         publish(work / "checkpoint", output_dir.resolve())
     log.info("drafter: %s", output_dir)
+
+
+def _settings(params: Path, flags: Mapping[str, Any]) -> TrainSettings:
+    """params.yaml's, with the flags that are given over them."""
+    shared = section_values(read_params(params), "train", where=params)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return arm_settings(shared, given, where="flags over params.yaml, train")
 
 
 def _runs(tracker: Tracker, name: str) -> list[dict[str, str | None]]:

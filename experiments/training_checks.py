@@ -1,4 +1,4 @@
-"""What trainings from the command line refuse before any work, of data and drafters."""
+"""What trainings outside of the pipeline refuse before any work, of data and drafters."""
 
 from __future__ import annotations
 

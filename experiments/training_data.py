@@ -1,4 +1,4 @@
-"""What `eagle3 train` and `eagle3 import` read: a verifier, hidden states, a draft vocabulary.
+"""What `eagle3 train`, `import` and `parity` read: hidden states, a draft vocabulary, and digests.
 
 Hidden states are the pipeline's own shards or another program's folder, read where it lies.
 """

@@ -82,7 +82,8 @@ def run(root: Path, asked: list[str], *, as_json: bool, keep: bool) -> int:
     with _folder(root, keep) as place:
         project = clone(root, place)
         code = rerun(project, lock, names)
-        results = list(compare(root, project, lock, names, settings.tolerances()))
+        comparison = Comparison(root, project, Cache(root), settings.tolerances())
+        results = list(comparison.found(lock, names))
         first = next((found for found in results if found.state == DIFFERENT), None)
         environment = _environment(root, project, lock, first.stage if first else names[-1])
     if as_json:
@@ -121,86 +122,64 @@ def select(lock: Mapping[str, Entry], asked: list[str]) -> list[str]:
     return chosen or list(lock)
 
 
-def compare(
-    root: Path,
-    project: Path,
-    lock: Mapping[str, Entry],
-    names: list[str],
-    tolerances: Mapping[str, float | None],
-) -> Iterator[Found]:
-    """A verdict on every output of the stages, provenance left out, in their order."""
-    cache = Cache(root)
-    for name in names:
-        for path, md5 in lock[name].outs.items():
-            if path.startswith(RECORDS):
-                continue
-            if not (project / path).exists():
-                yield Found(name, path, DIFFERENT, "it was not made")
-            elif not md5.endswith(FOLDER):
-                verdict = _file(root, project, cache, path, md5, tolerances)
-                yield Found(name, path, verdict.state, verdict.first)
+@dataclass(frozen=True)
+class Comparison:
+    """What a rerun made in `project`, against what the project's folder and cache hold of it."""
+
+    root: Path
+    project: Path
+    cache: Cache
+    tolerances: Mapping[str, float | None]
+
+    def found(self, lock: Mapping[str, Entry], names: list[str]) -> Iterator[Found]:
+        """A verdict on every output of the stages, provenance left out, in their order."""
+        for name in names:
+            for path, md5 in lock[name].outs.items():
+                if not path.startswith(RECORDS):
+                    verdict = self._output(path, md5)
+                    yield Found(name, path, verdict.state, verdict.first)
+
+    def _output(self, path: str, md5: str) -> Verdict:
+        if not (self.project / path).exists():
+            return Verdict(DIFFERENT, "it was not made")
+        return self._folder(path, md5) if md5.endswith(FOLDER) else self._file(path, md5)
+
+    def _folder(self, path: str, md5: str) -> Verdict:
+        """As of its first file that differs, or may; else of the first within its tolerance."""
+        made = folder_listing(self.project / path)
+        if digest_of_listing(made) == md5:
+            return Verdict(BITWISE)
+        listing = self.cache.listing(md5)
+        if listing is None:
+            return without_the_recorded(path, self.tolerances)
+        found = Verdict(NOT_COMPARED)
+        for inner in sorted({*listing, *made}):
+            if inner not in made or inner not in listing:
+                lacks = "made no more" if inner not in made else "new"
+                return Verdict(DIFFERENT, f"{inner} is {lacks}")
+            if listing[inner] == made[inner]:
+                state, told = BITWISE, ""
             else:
-                yield _folder_verdict(root, project, cache, name, path, md5, tolerances)
+                verdict = self._file(f"{path}/{inner}", listing[inner])
+                state, told = verdict.state, f"{inner}: {verdict.first}"
+            if state in (DIFFERENT, UNKNOWN):
+                return Verdict(state, told)
+            if state == WITHIN and found.state != WITHIN:
+                found = Verdict(WITHIN, told)
+            elif state == BITWISE and found.state == NOT_COMPARED:
+                found = Verdict(BITWISE)
+        return found
 
-
-def _folder_verdict(
-    root: Path,
-    project: Path,
-    cache: Cache,
-    stage: str,
-    path: str,
-    md5: str,
-    tolerances: Mapping[str, float | None],
-) -> Found:
-    made = folder_listing(project / path)
-    if digest_of_listing(made) == md5:
-        return Found(stage, path, BITWISE)
-    listing = cache.listing(md5)
-    if listing is None:
-        verdict = without_the_recorded(path, tolerances)
-        return Found(stage, path, verdict.state, verdict.first)
-    states = []
-    for inner in sorted({*listing, *made}):
-        name = f"{path}/{inner}"
-        if inner not in made or inner not in listing:
-            lacks = "made no more" if inner not in made else "new"
-            return Found(stage, path, DIFFERENT, f"{inner} is {lacks}")
-        if listing[inner] == made[inner]:
-            states.append(Verdict(BITWISE))
-            continue
-        verdict = _file(root, project, cache, name, listing[inner], tolerances)
-        if verdict.state in (DIFFERENT, UNKNOWN):
-            return Found(stage, path, verdict.state, f"{inner}: {verdict.first}")
-        states.append(Verdict(verdict.state, f"{inner}: {verdict.first}"))
-    kinds = {verdict.state for verdict in states if verdict.state != NOT_COMPARED}
-    worst = next(
-        (verdict for verdict in states if verdict.state not in (BITWISE, NOT_COMPARED)), None
-    )
-    return Found(
-        stage,
-        path,
-        worst.state if worst else BITWISE if kinds else NOT_COMPARED,
-        worst.first if worst else "",
-    )
-
-
-def _file(
-    root: Path,
-    project: Path,
-    cache: Cache,
-    name: str,
-    md5: str,
-    tolerances: Mapping[str, float | None],
-) -> Verdict:
-    if file_digest(project / name) == md5:
-        return Verdict(BITWISE)
-    recorded = cache.object(md5)
-    here = root / name
-    if recorded is None and here.is_file() and file_digest(here) == md5:
-        recorded = here
-    if recorded is None:
-        return without_the_recorded(name, tolerances)
-    return compare_files(recorded, project / name, name, tolerances)
+    def _file(self, name: str, md5: str) -> Verdict:
+        if file_digest(self.project / name) == md5:
+            return Verdict(BITWISE)
+        recorded = self.cache.object(md5)
+        here = self.root / name
+        if recorded is None and here.is_file() and file_digest(here) == md5:
+            recorded = here
+        if recorded is None:
+            return without_the_recorded(name, self.tolerances)
+        return compare_files(recorded, self.project / name, name, self.tolerances)
 
 
 def as_text(

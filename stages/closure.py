@@ -1,7 +1,8 @@
 """Which first-party files a module's code comes from, found without importing anything.
 
-Used for two things that must agree: a working folder's key (other code never resumes this code's
-work) and the test that holds dvc.yaml's deps against the real imports.
+Used for things that must agree: a working folder's key (other code never resumes this code's
+work), what records say of the code, and the test that holds dvc.yaml's deps against the real
+imports.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from eagle3.workspace import digest_file
 
 FIRST_PARTY = ("eagle3", "stages", "experiments")
 
@@ -99,6 +102,12 @@ def code_of(root: Path, module: str) -> list[Path]:
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     return sorted(code | data)
+
+
+def code_digests(root: Path, *modules: str) -> dict[str, str]:
+    """SHA-256 of the files whose edit may change what some modules compute, by path, sorted."""
+    files = sorted({path for module in modules for path in code_of(root, module)})
+    return {str(path): digest_file(root / path) for path in files}
 
 
 def main() -> None:

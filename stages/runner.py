@@ -22,9 +22,9 @@ from eagle3.errors import HarnessError
 from eagle3.ranks import ALONE
 from eagle3.settings import Settings, SettingsT
 from eagle3.tracking import NullTracker, Tracker, flatten
-from eagle3.workspace import digest, digest_file, work_folder, write_json
+from eagle3.workspace import digest, work_folder, write_json
 from stages import outside, provenance
-from stages.closure import code_of
+from stages.closure import code_digests
 from stages.params import read_section
 from stages.signals import (
     STOPPED,
@@ -88,7 +88,7 @@ class Stage:
     def code(self) -> dict[str, str]:
         """Digests of the files that this stage's results come from, by path, as they were when
         first asked for: a process goes on with the code that it began with."""
-        return {str(p): digest_file(self.root / p) for p in code_of(self.root, self.module)}
+        return code_digests(self.root, self.module)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Stage:
         """
         if not self.ranks.leads:
             return NullTracker()
-        from stages.sending import DATA_TAG
+        from stages.sending import data_tags
         from stages.tracking import MlflowTracker, journal_root, resolve_store
 
         made = MlflowTracker(
@@ -129,11 +129,7 @@ class Stage:
             run_name=run_name,
             resume_key=self._work_key and f"{self.name}-{run_name}-{self._work_key[:16]}",
             watch=True,
-            tags={
-                **self.tags,
-                **{f"{DATA_TAG}{path}": value for path, value in self.inputs.items()},
-                **(tags or {}),
-            },
+            tags={**self.tags, **data_tags(self.inputs), **(tags or {})},
         )
         self.trackers.append(made)
         provenance.log_diff(made, self.about)

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from eagle3.errors import HarnessError
 from eagle3.tracking import Entry, JsonlTracker, read_journal
-from eagle3.workspace import write_json
+from eagle3.workspace import waited_for, write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -63,21 +63,13 @@ def lock_journal(folder: Path, *, wait: bool) -> IO[str] | None:
     return file
 
 
-@contextlib.contextmanager
-def _initialising(store: Store) -> Iterator[None]:
-    """One process at a time: two that meet a fresh SQLite file corrupt its migration."""
-    if store.database is None:
-        yield
-        return
-    store.database.parent.mkdir(parents=True, exist_ok=True)
-    with store.database.with_name(f"{store.database.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def open_client(store: Store) -> tuple[MlflowClient, str]:
-    """A client of the store, and the id of its experiment, both made if they are new."""
-    with _initialising(store):
+    """A client of the store, and the id of its experiment, both made if they are new.
+
+    By one process at a time: two that meet a fresh SQLite file corrupt its migration.
+    """
+    file = store.database
+    with waited_for(file.with_name(f"{file.name}.lock")) if file else contextlib.nullcontext():
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=store.uri)
@@ -278,8 +270,13 @@ class Sender:
         return [metric for metric in metrics if (metric.key, metric.step) not in known]
 
 
+def data_tags(digests: Mapping[str, str]) -> dict[str, str]:
+    """What a run read, as its tags: digests by path."""
+    return {f"{DATA_TAG}{path}": digest for path, digest in digests.items()}
+
+
 def dataset_inputs(tags: Mapping[str, str]) -> list[DatasetInput]:
-    """The artefacts that a run read, as MLflow's datasets, from its tags `data.<path>: digest`."""
+    """The artefacts that a run read, as MLflow's datasets, from what `data_tags` made."""
     from mlflow.entities import Dataset, DatasetInput
 
     return [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,17 @@ from tests.tiny import make_tiny_verifier
 
 if TYPE_CHECKING:
     from eagle3.verifier import VerifierSpec
+    from stages.tracking import Store
     from tests.faulty import Lab
+
+
+@pytest.fixture(scope="module", autouse=True)
+def log_level() -> Iterator[None]:
+    """A study quietens the library: it speaks again to the tests that come after."""
+    log = logging.getLogger("eagle3")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture
@@ -59,6 +71,15 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     database = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
     return database
+
+
+@pytest.fixture
+def store(tmp_path: Path, empty_store: Path) -> Store:
+    """A test's own MLflow store."""
+    from stages.tracking import Store
+
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import torch
 from experiments.benchmarks import codec
 from experiments.evidence import KEY
 from experiments.study.training import train_once
-from stages.params import dump_yaml, overlaid, read_params
+from tests.settings_of import change
 from tests.tiny_study import make_project
 
 
@@ -101,10 +101,7 @@ def test_what_cannot_be_measured(
         verifier_path=str(data / "verifier_head.safetensors"), data_dir=data / "hidden_states",
         output_dir=data / "eight", val_ratio=0.0, conventions=codec.Conventions(), codec="fp8",
     )  # fmt: skip
-    params = project / "params.yaml"
-    settings = read_params(params)
-    encoded = {"arms": {"scratch": {"states": "data/eight"}}}
-    params.write_text(dump_yaml(overlaid(settings, encoded, where=params)))
+    change(project, arms={"scratch": {"states": "data/eight"}})
     assert run(project, monkeypatch) == 2
     said = capsys.readouterr().err
     assert "nothing to compare a codec with" in said and "codec fp8" in said

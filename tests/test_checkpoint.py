@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,67 +17,7 @@ from eagle3.export import export, probe
 from eagle3.formats.eagle import read_eagle_config
 from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
 from eagle3.layer_ids import sglang_layer_ids
-from eagle3.verifier import HeadConfig
-from eagle3.verifier_head import VerifierHead
-from eagle3.vocab import DraftVocabulary
-
-V, H, HEADS, KV, E, F = 30, 16, 4, 2, 4, 24
-LAYERS = (0, 2, 3)
-
-
-def make_head(hidden: int = H, layers: int = 5, vocab: int = V) -> VerifierHead:
-    draw = torch.Generator().manual_seed(0)
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw)
-
-    config = HeadConfig(
-        verifier="tiny",
-        config_hash="0",
-        model_type="llama",
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        vocab_size=vocab,
-        intermediate_size=F,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV,
-        head_dim=E,
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        rope_scaling=None,
-        max_position_embeddings=128,
-        bos_token_id=0,
-        eos_token_ids=[1],
-        norm_offset=0.0,
-        embed_scale=1.0,
-        logit_scale=1.0,
-        logit_softcap=None,
-    )
-    layer = {
-        "input_layernorm.weight": weight(hidden),
-        "post_attention_layernorm.weight": weight(hidden),
-        "self_attn.q_proj.weight": weight(HEADS * E, hidden),
-        "self_attn.k_proj.weight": weight(KV * E, hidden),
-        "self_attn.v_proj.weight": weight(KV * E, hidden),
-        "self_attn.o_proj.weight": weight(hidden, HEADS * E),
-        "mlp.gate_proj.weight": weight(F, hidden),
-        "mlp.up_proj.weight": weight(F, hidden),
-        "mlp.down_proj.weight": weight(hidden, F),
-    }
-    return VerifierHead(config, weight(vocab, hidden), weight(hidden), weight(vocab, hidden), layer)
-
-
-def vocabulary(*ids: int) -> DraftVocabulary:
-    return DraftVocabulary.from_targets(torch.tensor(ids), V)
-
-
-def saved(folder: Path, **settings: object) -> Path:
-    head = make_head()
-    chosen = DrafterSettings.model_validate(settings)
-    drafter = new_drafter(head, vocabulary(1, 4, 9), LAYERS, chosen, seed=3)
-    save_drafter(folder, drafter, head.config, torch.float32)
-    return folder
+from tests.tiny_head import LAYERS, E, H, make_head, saved, vocabulary
 
 
 def test_a_scratch_drafter_starts_as_the_verifiers_last_layer() -> None:
@@ -259,3 +201,14 @@ def test_export_refuses_what_sglang_does_not_run(tmp_path: Path) -> None:
         export(saved(tmp_path / "a", norm_output=True), tmp_path / "out", make_head())
     assert "norm_output true" in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_to_be_said_of_a_drafter_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder, head = saved(tmp_path / "drafter"), make_head()
+    other = replace(head, config=head.config.model_copy(update={"verifier": "another"}))
+    for dtype in (torch.float32, torch.bfloat16):
+        load_drafter(folder, other, dtype)
+    assert caplog.messages == [f"{folder}: it was trained for tiny, not for another"]

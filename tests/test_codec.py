@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -103,29 +101,3 @@ def test_only_states_are_encoded() -> None:
     found = stored(rows, "fp8")
     assert found.keys() == rows.keys() | {"aux_scale", "final_scale"}
     assert all(found[name] is rows[name] for name in rows.keys() - {"aux", "final"})
-
-
-def test_a_plan_counts_the_bytes_that_are_written(project_root: Path) -> None:
-    from dataclasses import replace
-
-    from eagle3.planning import Shape, estimate
-    from experiments import plan_command
-    from stages.params import overlaid, read_params, read_yaml
-
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    shape = Shape.model_validate(params["plan"]["shape"])
-    task = plan_command.task_of(params, shape, "kimi")
-    small = task.verifier.model_copy(update={"hidden_size": 24})
-    planned = estimate(replace(task, verifier=small, aux_layers=3)).token_bytes
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("fp8", None)):
-        states = torch.randn(1, 4, 24).to(dtype or torch.bfloat16)
-        rows = {
-            "token_ids": torch.zeros(1, dtype=torch.int32), "loss_mask": torch.ones(1).byte(),
-            "aux": states[:, :3], "final": states[:, 3], "verifier_lse": torch.zeros(1),
-            "verifier_top1": torch.zeros(1, dtype=torch.int32),
-        }  # fmt: skip
-        written = stored(rows, "fp8" if dtype is None else "none")
-        assert sum(tensor.nbytes for tensor in written.values()) == planned[name]
-    wide = estimate(task)
-    assert wide.token_bytes["fp8"] / wide.token_bytes["bfloat16"] == pytest.approx(0.5, abs=5e-4)

@@ -19,8 +19,7 @@ from eagle3.ranks import ALONE, Ranks
 from eagle3.resume import newest_good
 from eagle3.schedule import plan_steps
 from tests.forking import Forks, forking
-from tests.test_trainer import make_data, make_documents
-from tests.test_ttt import make_drafter, vocabulary_of
+from tests.tiny_training import make_data, make_documents, make_drafter, vocabulary_of
 
 CHANGES: dict[str, Any] = {"accumulate": 3, "objective": {"outside_rows": "drop"}}
 

@@ -4,8 +4,6 @@ stay, under the experiments' names."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from stages import sending
 from stages.system_metrics import PREFIX
 from stages.tracking import Store
+from tests.small_pipeline import commit_all, dvc, git, write_pipeline
 
 STAGE = """
 from pathlib import Path
@@ -30,24 +29,17 @@ FILES = {
     "params.yaml": "run: {threads: 1, seed: 0, device: cpu}\n",
     "dvc.yaml": "stages: {train: {cmd: python stage.py, deps: [stage.py], params: [run], "
     "outs: [out]}}\n",
-    ".dvc/config": "[core]\n    analytics = false\n",
-    ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
     ".gitignore": "/out\n/mlflow.db*\n/mlartifacts\n/.work\n/provenance\n__pycache__\n",
 }
 
 
 @pytest.mark.slow
 def test_runs_inside_a_temporary_experiment_survive(tmp_path: Path, project_root: Path) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    write_pipeline(tmp_path, FILES)
+    commit_all(tmp_path)
     environment = {
         **os.environ,
         "PYTHONPATH": str(project_root),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "GIT_AUTHOR_NAME": "a",
         "GIT_AUTHOR_EMAIL": "a@example.com",
         "GIT_COMMITTER_NAME": "a",
@@ -58,9 +50,7 @@ def test_runs_inside_a_temporary_experiment_survive(tmp_path: Path, project_root
         ["exp", "run", "--queue", "--name", "queued", "--set-param", "run.seed=1"],
         ["queue", "start"],
     ):
-        subprocess.run(
-            [sys.executable, "-m", "dvc", *command], cwd=tmp_path, env=environment, check=True
-        )
+        dvc(tmp_path, *command, environment=environment)
     store = Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
     assert store.database is not None and store.database.exists()
     client, experiment = sending.open_client(store)
@@ -76,7 +66,5 @@ def test_runs_inside_a_temporary_experiment_survive(tmp_path: Path, project_root
     said = [{k: v for k, v in run.data.metrics.items() if not k.startswith(PREFIX)} for run in runs]
     assert said == [{"loss": 1.5}, {"loss": 1.5}]
     assert [by_name[name].data.tags["seed"] for name in ("at-once", "queued")] == ["0", "1"]
-    head = subprocess.run(
-        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
+    head = git(tmp_path, "rev-parse", "HEAD").strip()
     assert {run.data.tags["dvc_baseline"] for run in runs} == {head}

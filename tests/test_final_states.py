@@ -14,8 +14,8 @@ from eagle3.errors import HarnessError
 from eagle3.train_settings import TrainSettings
 from eagle3.verifier_head import VerifierHead
 from eagle3.vocab import DraftVocabulary
-from tests.test_checkpoint import make_head
 from tests.test_extraction import softcap, tiny_model
+from tests.tiny_head import make_head
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

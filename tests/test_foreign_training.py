@@ -17,8 +17,8 @@ from eagle3.dataset import StatesDataset
 from eagle3.errors import HarnessError
 from experiments import import_command, train_command
 from experiments.conventions_flags import conventions, layers
-from stages.params import dump_yaml, read_yaml
 from tests.foreign_data import LAYERS, make_samples, write_arrow, write_specforge, write_v1
+from tests.settings_of import write_settings
 
 SAID = Conventions(aux_layers=LAYERS)
 
@@ -28,12 +28,12 @@ def project(
     tmp_path: Path, project_root: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A project folder with a verifier and two foreign folders in it; the current folder."""
-    params = read_yaml(project_root / "params.yaml")
-    params["run"]["threads"] = 1
-    params["train"] |= {"batch_tokens": 64, "evaluations": 1, "dtype": "float32"}
-    params["vocab"]["size"] = 200
-    (tmp_path / "params.yaml").write_text(dump_yaml(params))
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    changes = {
+        "run": {"threads": 1},
+        "train": {"batch_tokens": 64, "evaluations": 1, "dtype": "float32"},
+        "vocab": {"size": 200},
+    }
+    write_settings(tmp_path, project_root, changes)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     samples = make_samples(tmp_path / "verifier")
     write_v1(tmp_path / "v1", samples)
@@ -43,9 +43,7 @@ def project(
 
 
 def train(data: str, out: str, **more: Any) -> dict[str, torch.Tensor]:
-    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std scheduler"
-    given: dict[str, Any] = dict.fromkeys([*names.split(), "warmup_ratio", "num_workers"])
-    given |= {"epochs": 2, "val_ratio": 0.3, "noise_std": 0.05, "conventions": SAID}
+    given: dict[str, Any] = {"epochs": 2, "val_ratio": 0.3, "noise_std": 0.05, "conventions": SAID}
     given |= {"verifier_path": "verifier", "data_dir": Path(data), "output_dir": Path(out)}
     train_command.run(**(given | more))
     return load_file(Path(out) / "model.safetensors")

@@ -1,4 +1,4 @@
-"""The whole pipeline on a tiny random verifier built as Kimi-K2.5 is, and what planning it says.
+"""The whole pipeline on a tiny random verifier built as Kimi-K2.5 is.
 
 Nested configuration, latent attention, experts, scaled RoPE, a vision part, published key names.
 """
@@ -19,18 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.chat import encode_prompt
 from eagle3.dataset import StatesDataset
-from eagle3.drafter import Drafter, DrafterConfig
 from eagle3.errors import HarnessError
 from eagle3.generation import Request, generate, load_for_generation
-from eagle3.planning import GIB, Shape, estimate, trained_parameters, warnings
 from eagle3.sampling import Sampling
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_model import decoder_of, load_model, load_tokenizer
-from experiments import plan_command
-from experiments.settings_check import check_settings
-from stages.params import dump_yaml, overlaid, read_params, read_yaml
 from stages.runner import run_stage
 from tests.families import make_family
+from tests.settings_of import write_settings
 from tests.test_pipeline import tiny_settings
 from tests.test_verifier_families import FOUR_BITS, pack
 
@@ -55,9 +51,7 @@ def project(
         "scratch": {"tokens": 1500},
         "finetune": {"init": "checkpoints/scratch", "tokens": 1500},
     }
-    params = overlaid(read_params(project_root / "params.yaml"), changes, where=Path("tiny"))
-    (tmp_path / "params.yaml").write_text(dump_yaml(params))
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    write_settings(tmp_path, project_root, changes)
     lines = [{"messages": [{"role": "user", "content": f"Question {n}?"}]} for n in range(16)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("mt_bench", "human_eval"):
@@ -209,139 +203,3 @@ def test_four_bit_experts_compute_as_their_values(
         answers = [model(ids, use_cache=False).logits for model in models]
     # Experts compute in bfloat16 there, the precision of their scales.
     torch.testing.assert_close(*answers, rtol=0.02, atol=0.2)
-
-
-# --- the plan -------------------------------------------------------------------------------------
-
-
-def test_the_plan_for_kimi(project_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan_command.run(project_root, project_root / "experiments" / "kimi_k25.yaml")
-    text = capsys.readouterr().out
-    assert (
-        "outputs of decoder layers [2, 30, 58]; SGLang's ids [3, 31, 59], vLLM's [3, 31, 59]"
-        in text
-    )
-    assert "10,000 samples, 17,300,000 tokens, 15,000,000 supervised" in text
-    # Four states of 7168 in bfloat16, and 13 bytes of token, argmax, log-sum-exp and mask.
-    assert "bfloat16: 57,357 bytes a token, 924.1 GiB" in text
-    # One byte a number and four scales of four bytes.
-    assert "fp8: 28,701 bytes a token, 462.4 GiB (extract.codec)" in text
-    assert "training scratch: 0.93" in text  # 17.3M tokens less 3%, three times, at 15,000 a second
-    assert "prompts: 0.00 (given, not written)" in text
-    # 15M tokens of training answers and 244 of 1,500, at 4,000 a second.
-    assert "responses: 1.07 (less those given with the prompts)" in text
-    # 244 documents of 1,730 tokens at 15,000 a second; 16 x 64 tokens four times at 40 a second.
-    assert "evaluation, each arm: 0.04" in text
-    assert "WARNING: 10,000 samples are far fewer than the 300,000 to 1.4 million" in text
-
-
-def test_settings_for_kimi_pass_every_check(project_root: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    check_settings(params, "kimi")
-
-
-def _drafter(aux_layers: int) -> tuple[Drafter, Shape]:
-    sizes = {"hidden_size": 16, "vocab_size": 30, "intermediate_size": 24, "head_dim": 6}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = DrafterConfig(
-        **sizes, target_hidden_size=16, draft_vocab_size=12, rms_norm_eps=1e-5, rope_theta=1e4,
-        max_position_embeddings=64, aux_layers=tuple(range(aux_layers)),
-    )  # fmt: skip
-    shape = Shape(**sizes, model_type="llama", num_hidden_layers=5)
-    return Drafter(config, torch.zeros(30, 16)), shape
-
-
-@pytest.mark.parametrize("aux_layers", [1, 3])
-def test_counted_parameters_are_the_drafters(aux_layers: int) -> None:
-    drafter, shape = _drafter(aux_layers)
-    counted = sum(p.numel() for p in drafter.parameters()) - drafter.lm_head.weight.numel()
-    assert trained_parameters(shape, 16, aux_layers) == counted
-
-
-def test_warnings_of_a_plan(project_root: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    lines = plan_command.describe(params, project_root, "kimi")
-    assert not any("layer_init" in line or "rope_theta" in line for line in lines)
-    params["train"]["drafter"] |= {"layer_init": "verifier", "rope_theta": None}
-    params["train"]["max_length"] = 1024
-    text = "\n".join(plan_command.describe(params, project_root, "kimi"))
-    assert "WARNING: train.drafter.layer_init: verifier will be refused" in text
-    assert "WARNING: train.drafter.rope_theta: null" in text
-    assert "WARNING: documents are cut: 1,730 tokens on average, train.max_length 1,024" in text
-
-
-def stated_shape(params: dict[str, Any]) -> Shape:
-    return Shape.model_validate(params["plan"]["shape"])
-
-
-def test_prompts_and_evaluation_in_a_plan(project_root: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    overlay["plan"] |= {"test_prompts": None, "decode_tokens_per_s": None}
-    overlay["prompts"]["source"] = None
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    text = "\n".join(plan_command.describe(params, project_root, "kimi"))
-    assert "  prompts: 0.16\n" in text  # 10,000 of 230 tokens, at 4,000 a second
-    assert "  responses: 1.04 (" in text
-    assert (
-        "evaluation and test responses: not counted, plan.test_prompts and "
-        "plan.decode_tokens_per_s not stated" in text
-    )
-    params["plan"] |= {"test_prompts": 36000, "decode_tokens_per_s": 4096 / 3600}
-    hours = estimate(plan_command.task_of(params, stated_shape(params), "kimi")).hours
-    assert hours["responses"] == pytest.approx((15e6 + 36000 * 1500) / 4000 / 3600)
-    assert hours["hidden states"] == pytest.approx((17.3e6 + 36000 * 1730) / 12000 / 3600)
-    # An hour of decoding: 16 prompts x 64 tokens, four times.
-    assert hours["evaluation, each arm"] == pytest.approx(1 + 36000 * 1730 / 15000 / 3600)
-
-
-def test_how_many_prompts_a_plan_counts(project_root: Path, tmp_path: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    overlay["prompts"] |= {"source": "mine.jsonl", "count": None}
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-
-    def samples() -> int:
-        return plan_command.task_of(params, stated_shape(params), "kimi", tmp_path).samples
-
-    with pytest.raises(HarnessError, match=r"prompts is unknown[\s\S]*state prompts.count"):
-        samples()
-    line = json.dumps({"messages": [{"role": "user", "content": "Why?"}]})
-    (tmp_path / "mine.jsonl").write_text(f"{line}\n\n{line}\n{line}\n")
-    assert samples() == 3
-    params["prompts"]["count"] = 2
-    assert samples() == 2
-
-
-def test_disk_and_memory_that_do_not_do(project_root: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    task = plan_command.task_of(params, stated_shape(params), "kimi")
-    found = estimate(task)
-    said = warnings(task, found, free=600.0 * GIB, device_memory=10.0 * GIB, stored="bfloat16")
-    assert "929 GiB needed as bfloat16, 600 GiB free; fits as fp8" in said[1]
-    wide = warnings(task, found, free=1000.0 * GIB, device_memory=None, stored="float32")
-    assert "1,852 GiB needed as float32, 1,000 GiB free; fits as bfloat16, fp8" in wide[1]
-    assert said[2].startswith("training needs 19.9 GiB, the device has 10.0: lower")
-    enough = warnings(task, found, free=2e15, device_memory=1e15, stored="bfloat16")
-    assert [line.split()[0] for line in enough] == ["10,000"]
-
-
-def test_a_verifier_of_unknown_shape(project_root: Path, tmp_path: Path) -> None:
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    overlay["plan"]["shape"] = None
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    with pytest.raises(HarnessError, match=r"not on this machine[\s\S]*plan.shape[\s\S]*Kimi-K2.5"):
-        plan_command.describe(params, project_root, "kimi")
-    default = read_params(project_root / "params.yaml")
-    with pytest.raises(HarnessError, match=r"plan\.shape, or run `dvc repro verifier` first"):
-        plan_command.describe(default, tmp_path, "params.yaml")
-
-
-def test_a_stated_shape_that_is_not_the_verifiers(project_root: Path, tmp_path: Path) -> None:
-    make_family("kimi_k25", tmp_path)
-    overlay = read_yaml(project_root / "experiments" / "kimi_k25.yaml")
-    overlay["verifier"]["source"] = str(tmp_path)
-    params = overlaid(read_params(project_root / "params.yaml"), overlay, where=Path("kimi"))
-    with pytest.raises(HarnessError, match=r"not the verifier's[\s\S]*hidden_size: 64[\s\S]*7168"):
-        plan_command.describe(params, project_root, "kimi")

@@ -14,7 +14,7 @@ from eagle3.loss_acceptance import AcceptanceTargets, acceptance_loss
 from eagle3.objective import ObjectiveSettings, objective
 from eagle3.packing import supervised_rows
 from tests.reference_ttt import document_logits
-from tests.test_ttt import HIDDEN, RAGGED, VOCAB, make_batch, make_drafter, vocabulary_of
+from tests.tiny_training import HIDDEN, RAGGED, VOCAB, make_batch, make_drafter, vocabulary_of
 
 KINDS = ("tv", "lk_alpha", "lk_lambda")
 ETA = 2.0

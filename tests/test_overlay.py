@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from experiments.inputs_check import check_inputs, check_sources
 from experiments.overlay import prepare, project_files, run_overlay
 from experiments.settings_check import check_settings
 from stages.params import overlaid, read_params, read_yaml
+from tests.small_pipeline import commit_all, dvc, path_with_python, write_pipeline
 
 ARM = "{init: data/verifier_head.safetensors, states: a, head: a, vocab: a, tokens: 1}"
 DVC_YAML = """
@@ -47,25 +45,19 @@ out.write_text(Path("params.yaml").read_text() + os.environ.get("MLFLOW_TRACKING
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
-    root.mkdir()
     files = {
         "dvc.yaml": DVC_YAML,
         "make.py": MAKE,
         "params.yaml": "extract: {aux_layers: [1, 2, 3]}\ntrain: {lr: 1e-3, epochs: 1}\n",
         ".gitignore": "/data/\n/checkpoints/\n/.work/\n",
         ".dvcignore": ".work\n",
-        ".dvc/config": "[core]\n    analytics = false\n",
-        ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
     }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    for command in (["init", "-q"], ["add", "."]):
-        subprocess.run(["git", "-C", str(root), *command], check=True)
+    write_pipeline(root, files)
+    commit_all(root)
     (root / "new.py").write_text("not yet in git")
     (tmp_path / "faster.yaml").write_text("train: {lr: 0.5}\n")
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_with_python())
     # The small project has none of the real settings.
     monkeypatch.setattr(overlays, "check_settings", lambda params, where: None)
     return root
@@ -79,7 +71,7 @@ def ran(project: Path) -> list[str]:
 
 
 def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
+    dvc(project, "repro", "-q")
     assert ran(project) == ["extract", "train"]
     theirs = (project / "checkpoints" / "a").read_text()
     overlay = project.parent / "faster.yaml"
@@ -93,7 +85,7 @@ def test_an_overlay_end_to_end(project: Path, capfd: pytest.CaptureFixture[str])
     assert (project / "checkpoints" / "a").read_text() == theirs
     # Nothing changed: nothing runs, here or there.
     assert run_overlay(project, overlay) == 0
-    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=project, check=True)
+    dvc(project, "repro", "-q")
     assert ran(project) == []
 
 

@@ -22,6 +22,7 @@ from experiments.overlay import project_files
 from experiments.settings_check import check_settings
 from stages.lineage import Lineage
 from stages.params import dump_yaml, overlaid, read_params
+from tests.small_pipeline import git
 from tests.tiny import make_tiny_verifier
 from tests.warm_python import WarmPython
 
@@ -80,10 +81,7 @@ class Project:
         self.environment.pop("PYTHONPATH", None)
 
     def git(self, *command: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        return subprocess.run(
-            ["git", *who, *command], cwd=self.root, check=True, capture_output=True, text=True
-        ).stdout
+        return git(self.root, *command)
 
     def dvc(self, *command: str) -> str:
         done = subprocess.run(

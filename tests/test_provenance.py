@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -42,12 +41,6 @@ stages:
     outs:
     - {path: metrics/a.json, md5: bbbb}
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path, empty_store: Path) -> Store:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
 
 
 def test_what_a_record_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

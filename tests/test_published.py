@@ -17,7 +17,7 @@ from eagle3.errors import HarnessError
 from eagle3.export import probe
 from eagle3.formats.published import layers_said, read_published, resolve_drafter
 from eagle3.initialise import from_checkpoint
-from tests.test_checkpoint import LAYERS, E, H, V, make_head, saved, vocabulary
+from tests.tiny_head import LAYERS, E, H, V, make_head, saved, vocabulary
 
 MINE = vocabulary(1, 4, 9)
 

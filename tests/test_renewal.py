@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.renewal import changed, repro
 from stages import outside
+from tests.small_pipeline import dvc, path_with_python, write_pipeline
 
 DVC_YAML = """
 stages:
@@ -50,15 +49,10 @@ class Small:
 
     def __init__(self, root: Path, code: Path) -> None:
         self.root, self.source, self.log = root, root.parent / "mine.jsonl", root.parent / "ran"
-        root.mkdir()
-        for name, text in {
-            "dvc.yaml": DVC_YAML, "make.py": MAKE, ".gitignore": "/data/\n/provenance/\n",
-            ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n",
-        }.items():  # fmt: skip
-            (root / name).parent.mkdir(exist_ok=True)
-            (root / name).write_text(text)
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "RAN": str(self.log), "CODE": str(code), "PATH": path}
+        config = "[core]\n    analytics = false\n    no_scm = true\n"
+        write_pipeline(root, {"dvc.yaml": DVC_YAML, "make.py": MAKE, ".dvc/config": config})
+        own = {"RAN": str(self.log), "CODE": str(code), "PATH": path_with_python()}
+        self.environment = {**os.environ, **own}
 
     def count(self, number: int) -> None:
         settings = f"prompts: {{source: {self.source}, count: {number}}}\n"
@@ -98,8 +92,7 @@ def test_a_changed_file_runs_its_stage_again(
     assert small.ran() == ["prompts", "train"] and small.made == "1 of b"
     # Plain `dvc repro` has nothing to do either.
     small.log.write_text("")
-    command = [sys.executable, "-m", "dvc", "repro"]
-    subprocess.run(command, cwd=small.root, env=small.environment, check=True)
+    dvc(small.root, "repro", environment=small.environment)
     assert small.log.read_text() == ""
     # Gone, as on a machine that has the results alone: they stand.
     small.source.unlink()

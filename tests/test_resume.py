@@ -28,8 +28,7 @@ from eagle3.train_settings import TrainSettings
 from eagle3.train_step import TrainData
 from eagle3.trainer import TrainResult, train
 from tests.forking import Forks, forking
-from tests.test_trainer import SETTINGS, make_data
-from tests.test_ttt import make_drafter
+from tests.tiny_training import SETTINGS, make_data, make_drafter
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from eagle3.evaluate import EvaluateSettings, Subject
 from eagle3.local_decoding import Prompt
 from eagle3.served_decoding import decode_served, served_counts, served_speed, serving_engine
 from eagle3.verifier import VerifierSpec
-from tests.test_checkpoint import saved
+from tests.tiny_head import saved
 
 PROMPTS = [Prompt("a", [1, 2]), Prompt("b", [3])]
 PLAIN = [Answer(token_ids=[5, 6, 7, 8], seconds=2.0), Answer(token_ids=[5, 5, 5], seconds=1.5)]

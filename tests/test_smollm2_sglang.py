@@ -25,8 +25,9 @@ from eagle3.served_decoding import decode_served, served_counts, serving_engine
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head
 from experiments.settings_check import check_settings
-from stages.params import dump_yaml, overlaid, read_params, section_values
+from stages.params import read_params, section_values
 from tests.engine_checks import installed
+from tests.settings_of import write_settings
 from tests.test_kimi_pipeline import stage
 
 TRAINING = {"mt_bench": 40, "human_eval": 24}  # prompts, the shortest
@@ -96,10 +97,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory, project_root: Path, empty_st
     (root / ".work").mkdir()
     (root / ".work" / "packages").symlink_to(packages)
     shutil.copy(empty_store, root / "mlflow.db")
-    changed = overlaid(params, settings_of_the_chain(), where=Path("smollm2"))
-    check_settings(changed, "smollm2")
-    (root / "params.yaml").write_text(dump_yaml(changed))
-    (root / "dvc.yaml").write_text("stages: {}\n")
+    write_settings(root, project_root, settings_of_the_chain())
+    check_settings(read_params(root / "params.yaml"), "smollm2")
     verifier, head = "data/verifier", "data/verifier_head.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)

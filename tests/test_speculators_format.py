@@ -17,7 +17,7 @@ from eagle3.initialise import DrafterSettings, from_checkpoint, new_drafter
 from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import read_head, write_head
 from eagle3.vocab import DraftVocabulary
-from tests.test_checkpoint import LAYERS, V, make_head, vocabulary
+from tests.tiny_head import LAYERS, V, make_head, vocabulary
 
 SWITCHED = {"norm_before_residual": True, "fc_norm": True, "norm_output": True}
 

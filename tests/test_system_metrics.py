@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -81,9 +80,7 @@ def test_a_sample_that_fails_ends_nothing() -> None:
     assert numbers[:3] == [0, 0, 1]
 
 
-def test_a_run_that_is_taken_up_counts_on(tmp_path: Path, empty_store: Path) -> None:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    store = Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
+def test_a_run_that_is_taken_up_counts_on(tmp_path: Path, store: Store) -> None:
     ids = set()
     for status in ("KILLED", "FINISHED"):
         tracker = MlflowTracker(

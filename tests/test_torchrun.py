@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages.params import dump_yaml, read_yaml
+from tests.settings_of import change
 from tests.test_train_flags import project, train
 
 __all__ = ["project"]
@@ -34,9 +35,7 @@ def torchrun(root: Path, code: Path, *command: str) -> subprocess.CompletedProce
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_the_command_of_people(project: Path, project_root: Path, parallel: str) -> None:
-    params = read_yaml(project / "params.yaml")
-    params["train"] |= {"accumulate": 2, "parallel": parallel, "dtype": "float32"}
-    (project / "params.yaml").write_text(dump_yaml(params))
+    change(project, train={"accumulate": 2, "parallel": parallel, "dtype": "float32"})
     train(epochs=2, val_ratio=0.2, output_dir=Path("alone"))
     main = "from experiments.cli import main; main()"
     flags = "--verifier-path head.safetensors --data-dir states --output-dir drafter --epochs 2"

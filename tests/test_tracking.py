@@ -25,12 +25,6 @@ from stages.tracking import MlflowTracker, Store, journal_root, replay, resolve_
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def store(tmp_path: Path, empty_store: Path) -> Store:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return Store(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "mlartifacts")
-
-
 def history(store: Store, run_id: str, name: str) -> list[tuple[int, float]]:
     client, _ = sending.open_client(store)
     return sorted((m.step, m.value) for m in client.get_metric_history(run_id, name))

@@ -103,10 +103,7 @@ def states(folder: Path, spec: VerifierSpec, config_hash: str) -> Path:
 
 
 def run(verifier: Path | str, data: Path, out: Path, **flags: object) -> None:
-    names = "epochs lr max_seq_len ttt_steps noise_std val_ratio scheduler warmup_ratio num_workers"
-    nothing = dict.fromkeys(["vocab_mapping_dir", "finetune_from", *names.split()])
-    given = {**nothing, **flags}
-    train_command.run(verifier_path=str(verifier), data_dir=data, output_dir=out, **given)  # type: ignore[arg-type]
+    train_command.run(verifier_path=str(verifier), data_dir=data, output_dir=out, **flags)  # type: ignore[arg-type]
 
 
 def test_what_is_refused(project: Path, tiny_verifier: Path) -> None:

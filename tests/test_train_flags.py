@@ -18,10 +18,9 @@ from eagle3.errors import HarnessError
 from eagle3.shard_writer import ShardWriter
 from experiments import lineage_command
 from experiments.train_command import run
-from stages.params import dump_yaml, read_yaml
-from tests.test_checkpoint import make_head
-from tests.test_trainer import make_documents
-from tests.test_ttt import HIDDEN, VOCAB
+from tests.settings_of import write_settings
+from tests.tiny_head import make_head
+from tests.tiny_training import HIDDEN, VOCAB, make_documents
 
 
 @pytest.fixture
@@ -29,12 +28,12 @@ def project(
     tmp_path: Path, project_root: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A project folder with states and a verifier head in it; the current folder."""
-    params = read_yaml(project_root / "params.yaml")
-    params["run"]["threads"] = 1
-    params["train"] |= {"batch_tokens": 64, "evaluations": 2}
-    params["vocab"]["size"] = 20
-    (tmp_path / "params.yaml").write_text(dump_yaml(params))
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    changes = {
+        "run": {"threads": 1},
+        "train": {"batch_tokens": 64, "evaluations": 2},
+        "vocab": {"size": 20},
+    }
+    write_settings(tmp_path, project_root, changes)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     head = make_head(vocab=VOCAB)
     tensors = {"embed": head.embed, "norm": head.norm, "lm_head": head.lm_head}
@@ -61,11 +60,8 @@ def project(
 
 
 def train(**flags: Any) -> None:
-    names = "vocab_mapping_dir finetune_from epochs lr max_seq_len ttt_steps noise_std val_ratio"
-    given: dict[str, Any] = dict.fromkeys([*names.split(), "scheduler", "warmup_ratio"])
-    given["num_workers"] = None
-    paths = {"verifier_path": "head.safetensors", "data_dir": Path("states")}
-    run(**(given | paths | {"output_dir": Path("drafter")} | flags))
+    paths: dict[str, Any] = {"verifier_path": "head.safetensors", "data_dir": Path("states")}
+    run(**(paths | {"output_dir": Path("drafter")} | flags))
 
 
 def test_from_scratch_then_finetune(project: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,6 +112,7 @@ def test_its_origin_leads_back_to_the_stages(
     record = json.loads((project / "drafter" / "provenance.json").read_text())
     assert record["inputs"]["states"] == "aaaa.dir"
     assert not any("index.jsonl" in path for path in record["inputs"])
+    assert "eagle3/ttt.py" in record["code"] and record["torch"]["version"]
     [run_of] = record["mlflow_runs"]
     for asked in ("drafter", "drafter/provenance.json", run_of["run_id"]):
         capsys.readouterr()

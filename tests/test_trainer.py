@@ -10,71 +10,17 @@ import torch
 from eagle3.acceptance import acceptance_length, summarise
 from eagle3.dataset import Document
 from eagle3.drafter import DraftCache, Drafter
-from eagle3.loss import TargetHead
 from eagle3.noise import NoiseSettings, add_noise, layer_scales
 from eagle3.packing import pack, packed_order
 from eagle3.replay import replay, walk
 from eagle3.schedule import learning_rate, plan_steps
 from eagle3.tracking import NullTracker
-from eagle3.train_settings import TrainSettings
-from eagle3.train_step import TrainData
 from eagle3.trainer import train
-from tests.test_ttt import HIDDEN, VOCAB, make_drafter, vocabulary_of
-
-
-def make_documents(count: int, seed: int = 0, tail: int = 0) -> list[Document]:
-    """A language that can be learnt: the next token is a function of the last one."""
-    draw = torch.Generator().manual_seed(seed)
-    follow = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(99))
-    table = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(98))
-    documents = []
-    for index in range(count):
-        length = int(torch.randint(8, 20, (1,), generator=draw)) + tail
-        tokens = [int(torch.randint(VOCAB, (1,), generator=draw))]
-        while len(tokens) < length:
-            tokens.append(int(follow[tokens[-1]]))
-        ids = torch.tensor(tokens)
-        mask = torch.zeros(length, dtype=torch.uint8)
-        mask[3 : length - tail] = 1
-        following = follow[ids]
-        documents.append(
-            Document(
-                id=f"{seed}-{index}",
-                source="made",
-                token_ids=ids.int(),
-                loss_mask=mask,
-                aux=table[ids][:, None].repeat(1, 3, 1).bfloat16(),
-                # Through the identity head below, these logits single out the next token.
-                final=(20.0 * torch.nn.functional.one_hot(following % HIDDEN, HIDDEN)).bfloat16(),
-                verifier_top1=following.int(),
-                verifier_lse=torch.zeros(length),
-            )
-        )
-    return documents
-
-
-def make_data(drafter: Drafter, count: int = 40) -> TrainData:
-    vocabulary = vocabulary_of(drafter)
-    rows = torch.nn.functional.one_hot(vocabulary.target_ids % HIDDEN, HIDDEN).float()
-    documents = make_documents(count)
-    lengths = [len(document.token_ids) for document in documents]
-    dev = make_documents(6, seed=1, tail=4)
-    return TrainData(documents, lengths, dev, TargetHead(rows, None, 1e-5, None), vocabulary)
-
-
-SETTINGS = TrainSettings.model_validate(
-    {
-        "lr": 0.01,
-        "batch_tokens": 64,
-        "dtype": "float32",
-        "evaluations": 4,
-        "log_every": 2,
-        "save_every": 3,
-        "objective": {"ttt_steps": 2},
-        "drafter": {"head": "trained"},
-        "noise": {"kind": "gaussian_relative", "std": 0.1},
-        "dev_drafts": 2,
-    }
+from tests.tiny_training import (
+    SETTINGS,
+    make_data,
+    make_documents,
+    make_drafter,
 )
 
 

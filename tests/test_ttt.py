@@ -2,74 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
 from eagle3 import attention
-from eagle3.drafter import DraftCache, Drafter, DrafterConfig
+from eagle3.drafter import DraftCache
 from eagle3.loss import TargetHead
 from eagle3.objective import ObjectiveSettings, objective
-from eagle3.packing import Batch, measured_rows, supervised_rows
-from eagle3.vocab import DraftVocabulary
+from eagle3.packing import measured_rows, supervised_rows
 from tests.reference_ttt import document_logits, reference_losses
-
-VOCAB, DRAFT, HIDDEN = 40, 23, 16
-
-
-def make_drafter(seed: int = 0, **switches: bool) -> Drafter:
-    config = DrafterConfig(
-        hidden_size=HIDDEN,
-        target_hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=4,
-        vocab_size=VOCAB,
-        draft_vocab_size=DRAFT,
-        aux_layers=(0, 2, 3),
-        rms_norm_eps=1e-5,
-        rope_theta=100.0,
-        max_position_embeddings=64,
-        **switches,
-    )
-    draw = torch.Generator().manual_seed(seed)
-    drafter = Drafter(config, torch.randn(VOCAB, HIDDEN, generator=draw)).double()
-    for parameter in drafter.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=draw, dtype=torch.float64) * 0.4
-    target = torch.randperm(VOCAB, generator=draw)[:DRAFT].sort().values
-    drafter.d2t.copy_(target - torch.arange(DRAFT))
-    drafter.t2d[target] = True
-    return drafter
-
-
-def vocabulary_of(drafter: Drafter) -> DraftVocabulary:
-    return DraftVocabulary(d2t=drafter.d2t, t2d=drafter.t2d)
-
-
-def make_batch(lengths: list[int], masks: list[list[int]], seed: int = 1) -> Batch:
-    draw = torch.Generator().manual_seed(seed)
-    total = sum(lengths)
-    ends = list(itertools.accumulate(lengths))
-    return Batch(
-        ids=tuple(str(i) for i in range(len(lengths))),
-        token_ids_N=torch.randint(VOCAB, (total,), generator=draw),
-        loss_mask_N=torch.tensor(list(itertools.chain(*masks))).bool(),
-        document_N=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        positions_N=torch.cat([torch.arange(n) for n in lengths]),
-        spans=tuple((end - n, end) for n, end in zip(lengths, ends, strict=True)),
-        aux_NPG=torch.randn(total, 3, HIDDEN, generator=draw, dtype=torch.float64),
-        final_NG=torch.randn(total, HIDDEN, generator=draw, dtype=torch.float64),
-        top1_N=torch.randint(VOCAB, (total,), generator=draw),
-        lse_N=torch.randn(total, generator=draw, dtype=torch.float64) + 4.0,
-    )
-
-
-RAGGED = (
-    [9, 1, 2, 14],
-    [[0, 0, 1, 1, 1, 1, 1, 1, 1], [1], [0, 1], [0, 1, 1, 0, 0, 1, 1, 1] + [1] * 6],
+from tests.tiny_training import (
+    DRAFT,
+    HIDDEN,
+    RAGGED,
+    make_batch,
+    make_drafter,
+    vocabulary_of,
 )
+
 FULL = ([6, 7], [[1] * 6, [1] * 7])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from experiments.sameness import (
 )
 from stages.dvc_files import Entry, digest_of_listing, folder_listing, read_lock
 from stages.lineage import Lineage, Step, Target
+from tests.small_pipeline import commit_all, dvc, git, path_with_python, write_pipeline
 
 WEIGHTS = """
 import json, os, time
@@ -78,8 +78,6 @@ FILES = {
     "score.py": SCORE,
     "dvc.yaml": DVC,
     "params.yaml": "run: {threads: 1}\nverify:\n  varies: ['metrics/summary.json:seconds.*']\n",
-    ".dvc/config": "[core]\n    analytics = false\n    check_update = false\n",
-    ".dvc/.gitignore": "/cache\n/tmp\n/config.local\n",
     ".gitignore": "/checkpoints\n/provenance\n/.work\n/mlflow.db*\n",
 }
 
@@ -87,25 +85,15 @@ FILES = {
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("verify")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text)
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
-        subprocess.run(["git", "-C", str(root), *command], check=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "-q"],
-        cwd=root,
-        env={**os.environ, "PATH": path},
-        check=True,
-    )
+    write_pipeline(root, FILES)
+    commit_all(root)
+    dvc(root, "repro", "-q")
     return root
 
 
 @pytest.fixture
 def project(ran: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_with_python())
     monkeypatch.chdir(ran)
     return ran
 
@@ -157,12 +145,11 @@ def test_what_is_not_committed_cannot_be_verified(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text(DVC)
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc" / "config").write_text("")
-    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    git(tmp_path, "init", "-q")
     with pytest.raises(HarnessError, match=r"not\n[\s\S]*no commit yet[\s\S]*commit them"):
         clone(tmp_path, tmp_path / "place")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for command in (["add", "dvc.yaml"], [*who, "commit", "-qm", "x"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    git(tmp_path, "add", "dvc.yaml")
+    git(tmp_path, "commit", "-qm", "x")
     with pytest.raises(HarnessError, match=r"without params.yaml, .dvc/config"):
         clone(tmp_path, tmp_path / "other")
 
@@ -200,7 +187,7 @@ def test_in_a_clone_without_the_cache(
 ) -> None:
     """What a stranger has: dvc.lock and no bytes. A digest alone says whether a folder is equal."""
     copy = tmp_path / "project"
-    subprocess.run(["git", "clone", "-q", str(project), str(copy)], check=True)
+    git(tmp_path, "clone", "-q", str(project), str(copy))
     shutil.copy(project / "dvc.lock", copy)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("NOISE", noise)
@@ -216,7 +203,7 @@ def test_a_stage_alone_whose_inputs_are_not_here(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "project"
-    subprocess.run(["git", "clone", "-q", str(project), str(copy)], check=True)
+    git(tmp_path, "clone", "-q", str(project), str(copy))
     shutil.copy(project / "dvc.lock", copy)
     monkeypatch.chdir(copy)
     with pytest.raises(HarnessError, match=r"without checkpoints/a[\s\S]*`make repro` first"):

@@ -22,7 +22,7 @@ from eagle3.verifier import VerifierSpec
 from eagle3.verifier_head import VerifierHead, read_head, write_head
 from eagle3.vocab import build_vocabulary, write_vocabulary
 from experiments.study.run import run_study
-from stages.params import dump_yaml, overlaid, read_params
+from tests.settings_of import write_settings
 
 ARMS = ("scratch", "finetune")
 TOKENS = range(3, 67)  # the language's tokens
@@ -77,9 +77,7 @@ def make_project(folder: Path, verifier: Path, project_root: Path) -> Path:
     opened = open_states(data / "hidden_states", head, vocabulary)
     save_checkpoint(folder / "checkpoints" / "base", opened)
     (folder / "parity.json").write_text("{}")
-    (folder / "dvc.yaml").write_text("stages: {}\n")
-    params = overlaid(read_params(project_root / "params.yaml"), SETTINGS, where=Path("tiny"))
-    (folder / "params.yaml").write_text(dump_yaml(params))
+    write_settings(folder, project_root, SETTINGS)
     return folder
 
 
@@ -143,12 +141,6 @@ def _meta(spec: VerifierSpec) -> StatesMeta:
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
     )
-
-
-def change(project: Path, **sections: Any) -> None:
-    """Puts keys into its params.yaml."""
-    params = overlaid(read_params(project / "params.yaml"), sections, where=Path("test"))
-    (project / "params.yaml").write_text(dump_yaml(params))
 
 
 def run(project: Path, *, with_comparison: bool = False, **options: Any) -> None:

@@ -18,8 +18,7 @@ from eagle3.settings import merged
 from eagle3.tracking import NullTracker
 from eagle3.train_settings import TrainSettings
 from eagle3.trainer import train
-from tests.test_trainer import SETTINGS, make_data
-from tests.test_ttt import make_drafter
+from tests.tiny_training import SETTINGS, make_data, make_drafter
 
 
 def train_in(

@@ -34,17 +34,14 @@ def acceptance(data: ReportData) -> Section | None:
             for arm, values in rates.items()
         )
         if name != "all" or len(names) > 1:
-            figures.append(
-                f"<figure><figcaption>{escape(words.benchmark(name))} "
-                f"<span>{some['prompts']} prompts, % of steps</span></figcaption>"
-                + charts.columns(
-                    positions,
-                    rates,
-                    [colour[arm] for arm in groups],
-                    alt=f"{words.benchmark(name)}, steps that accept each draft: {told}.",
-                )
-                + "</figure>"
+            chart = charts.columns(
+                positions,
+                rates,
+                [colour[arm] for arm in groups],
+                alt=f"{words.benchmark(name)}, steps that accept each draft: {told}.",
             )
+            note = f"{some['prompts']} prompts, % of steps"
+            figures.append(words.figure(words.benchmark(name), note, chart))
         tables += [
             [
                 f"{escape(words.arm(arm))}, {escape(words.benchmark(name))}",

@@ -37,9 +37,12 @@ def crossover(data: ReportData) -> Section | None:
     ]
     body = (
         charts.legend(list(curves), colours)
-        + f"<figure class='wide'><figcaption>τ on {found['prompts']} dev prompts "
-        f"<span>mean of {found['seeds']} seeds, each budget a training of its own"
-        f"</span></figcaption>{chart}</figure>"
+        + words.figure(
+            f"τ on {found['prompts']} dev prompts",
+            f"mean of {found['seeds']} seeds, each budget a training of its own",
+            chart,
+            wide=True,
+        )
         + words.table(
             ["sibling rounded to", "its drafter's τ, untrained", "crossover"],
             rows,

@@ -71,13 +71,15 @@ def result(data: ReportData) -> Section | None:
         line=charts.Line(edge, f"break-even {edge:.2f}") if edge else None,
         alt=_alt(estimates, edge, level),
     )
-    body = (
-        f"<figure class='wide'><figcaption>Acceptance length τ, tokens a verification step "
-        f"<span>{comparison['prompts']} test prompts, {level} intervals, bars start at 1: no "
-        f"draft accepted</span></figcaption>{chart}</figure>"
-        f"<p class='verdict'>{escape(comparison['comparison']['verdict'])}</p>"
+    figure = words.figure(
+        "Acceptance length τ, tokens a verification step",
+        f"{comparison['prompts']} test prompts, {level} intervals, bars start at 1: no draft "
+        "accepted",
+        chart,
+        wide=True,
     )
-    return Section("result", "Result", body + _cost_table(data, shown))
+    verdict = f"<p class='verdict'>{escape(comparison['comparison']['verdict'])}</p>"
+    return Section("result", "Result", figure + verdict + _cost_table(data, shown))
 
 
 def _alt(estimates: dict[str, Any], edge: float | None, level: str) -> str:

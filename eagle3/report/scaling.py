@@ -38,9 +38,13 @@ def scaling(data: ReportData) -> Section | None:
     level = f"{found['level']:.0%}"
     body = (
         "".join(f"<p>{escape(line)}</p>" for line in found["words"])
-        + f"<figure class='wide'><figcaption>τ by the data trained on <span>{found['prompts']} "
-        f"test prompts, {found['seeds']} seeds; dots: trainings; line: the law with its {level} "
-        f"interval; dashed: what there is</span></figcaption>{_chart(found)}</figure>"
+        + words.figure(
+            "τ by the data trained on",
+            f"{found['prompts']} test prompts, {found['seeds']} seeds; dots: trainings; line: the "
+            f"law with its {level} interval; dashed: what there is",
+            _chart(found),
+            wide=True,
+        )
         + words.table(
             ["part of the data", "samples", "tokens", "trained on, all passes", "τ"],
             rows,

@@ -67,7 +67,7 @@ def _history(arms: Mapping[str, Any], colours: Mapping[str, int]) -> str:
         alt="Best τ on dev by cost: "
         + ", ".join(f"{arm} ends at {found['best_tau']:.3f}" for arm, found in arms.items()),
     )
-    return _figure("best τ so far", "by what was spent", chart)
+    return words.figure("best τ so far", "by what was spent", chart)
 
 
 def _importances(arms: Mapping[str, Any], colours: Mapping[str, int]) -> list[str]:
@@ -84,7 +84,7 @@ def _importances(arms: Mapping[str, Any], colours: Mapping[str, int]) -> list[st
             items, start=0.0, end=1.0, alt=f"Importances of settings, {words.arm(arm)}: {told}."
         )
         title = f"what mattered, {words.arm(arm)}"
-        figures.append(_figure(title, "PED-ANOVA over trials that ran to the end", chart))
+        figures.append(words.figure(title, "PED-ANOVA over trials that ran to the end", chart))
     return figures
 
 
@@ -118,12 +118,5 @@ def _slices(arms: Mapping[str, Any], colours: Mapping[str, int]) -> list[str]:
             alt=f"τ on dev by {name}, {len(values)} trials.",
             log=wide,
         )
-        figures.append(_figure(name, "τ of trials that ran to the end", chart))
+        figures.append(words.figure(name, "τ of trials that ran to the end", chart))
     return figures
-
-
-def _figure(title: str, note: str, chart: str) -> str:
-    return (
-        f"<figure><figcaption>{escape(title)} <span>{escape(note)}</span></figcaption>"
-        f"{chart}</figure>"
-    )

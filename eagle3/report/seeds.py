@@ -35,10 +35,12 @@ def over_seeds(data: ReportData) -> Section | None:
         end=most + 0.1 * (most - least) + 1e-6,
         alt=f"Acceptance length over {compare['seeds']} seeds with {level} intervals: {told}.",
     )
-    body = (
-        f"<figure class='wide'><figcaption>τ of the settings found, {compare['seeds']} seeds each "
-        f"<span>{compare['prompts']} test prompts, {level} t-intervals over seeds; bars do not "
-        f"start at 1</span></figcaption>{chart}</figure>"
+    body = words.figure(
+        f"τ of the settings found, {compare['seeds']} seeds each",
+        f"{compare['prompts']} test prompts, {level} t-intervals over seeds; bars do not start at "
+        "1",
+        chart,
+        wide=True,
     )
     if "verdict" in compare:
         body += f"<p class='verdict'>{escape(compare['verdict'])}</p>" + _differences(compare)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from eagle3.report import charts, words
 from eagle3.report.colours import tones
 from eagle3.report.data import ReportData
@@ -31,16 +29,13 @@ def training(data: ReportData) -> Section | None:
         ends = ", ".join(
             f"{words.arm(arm)} ends at {data.curves[arm][metric][-1][1]:.3g}" for arm in having
         )
-        figures.append(
-            f"<figure><figcaption>{escape(title)} <span>{escape(note)}</span></figcaption>"
-            + charts.lines(
-                {arm: charts.thinned(data.curves[arm][metric]) for arm in having},
-                [colour[arm] for arm in having],
-                x_label="optimizer step",
-                alt=f"{title} by optimizer step: {ends}.",
-            )
-            + "</figure>"
+        chart = charts.lines(
+            {arm: charts.thinned(data.curves[arm][metric]) for arm in having},
+            [colour[arm] for arm in having],
+            x_label="optimizer step",
+            alt=f"{title} by optimizer step: {ends}.",
         )
+        figures.append(words.figure(title, note, chart))
     if not figures:
         return None
     key = charts.legend([words.arm(arm) for arm in arms], [colour[arm] for arm in arms])

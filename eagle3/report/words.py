@@ -76,6 +76,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -
     )
 
 
+def figure(title: str, note: str, chart: str, *, wide: bool = False) -> str:
+    """A chart under its title and what has to be known to read it."""
+    kind = " class='wide'" if wide else ""
+    return (
+        f"<figure{kind}><figcaption>{escape(title)} <span>{escape(note)}</span></figcaption>"
+        f"{chart}</figure>"
+    )
+
+
 def folded(title: str, body: str) -> str:
     """Something long behind its title; printed in full."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"

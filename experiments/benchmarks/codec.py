@@ -145,7 +145,7 @@ def measure(bench: Bench, name: str, *, tokens: int, seeds: int) -> dict[str, An
 def _trained(bench: Bench, arm: BenchArm, codec: str, tokens: int, seeds: int) -> Counts:
     settings, how = arm.settings({}), bench.evaluate
     found: list[list[PromptCounts]] = []
-    for seed in range(bench.run.seed + 1, bench.run.seed + 1 + seeds):
+    for seed in bench.seeds(seeds):
         drafter, _ = train_once(
             bench, arm, settings, seed=seed, tokens=tokens, tracker=NullTracker()
         )

@@ -6,7 +6,6 @@ Knows nothing of the store or of what is tried.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from eagle3.workspace import digest_file
 from experiments.study.budget import supervised
 from experiments.study.settings import StudySettings
 from experiments.training_checks import refuse_without_answers
-from stages.closure import code_of
+from stages import closure
 from stages.params import read_params, section_values
 from stages.runner import RunSettings
 
@@ -107,6 +106,10 @@ class Bench:
         if name not in self._arms:
             self._arms[name] = self._open(name)
         return self._arms[name]
+
+    def seeds(self, count: int) -> range:
+        """Of trainings that are compared; none of them is the seed that a search uses."""
+        return range(self.run.seed + 1, self.run.seed + 1 + count)
 
     def check_start(self, arm: BenchArm) -> None:
         """Refuses an arm without dev answers or anything to learn, or whose first weights do not
@@ -216,11 +219,5 @@ class Bench:
 @functools.cache  # a process goes on with the code that it began with
 def code_digests() -> dict[str, str]:
     """Of every file that a trial's budget and result come from."""
-    modules = ("experiments.study.budget", "experiments.study.training")
-    files = sorted({path for module in modules for path in code_of(CODE, module)})
-    return {str(path): digest_file(CODE / path) for path in files if path.suffix == ".py"}
-
-
-def quiet() -> None:
-    """Leaves the terminal to the study: no lines about each training's start and end."""
-    logging.getLogger("eagle3").setLevel(logging.WARNING)
+    found = closure.code_digests(CODE, "experiments.study.budget", "experiments.study.training")
+    return {path: digest for path, digest in found.items() if path.endswith(".py")}

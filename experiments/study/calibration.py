@@ -79,8 +79,7 @@ def open_queue(place: Place, settings: AaSettings, arm: BenchArm) -> Fixed:
     """One training for each seed."""
     bench, shape = place.bench, arm.settings({})
     slots = []
-    for number in range(settings.seeds):
-        seed = bench.run.seed + 1 + number
+    for seed in bench.seeds(settings.seeds):
         tokens, cost = tokens_for(settings.cost, arm.data.lengths, arm.supervised, shape, seed)
         title = f"A/A {arm.name}, seed {seed}"
         slots.append(slot(title, arm.name, seed=seed, tokens=tokens, cost=cost, train=arm.changes))

@@ -1,4 +1,4 @@
-"""`eagle3 study …` and `eagle3 promote`; what is behind them is imported when it is called."""
+"""`eagle3 study …`, `scaling` and `promote`; what is behind them is imported when it is called."""
 
 from __future__ import annotations
 

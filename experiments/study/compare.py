@@ -5,7 +5,7 @@ The seed is the unit: see `eagle3.seed_statistics`. Seeds of the comparison are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +35,7 @@ from experiments.study.fixed import (
     slot,
 )
 from experiments.study.search import Search, best_trial
+from experiments.study.store import Slot
 from experiments.study.work import Place
 
 EQUAL, LARGER = "equal budget", "larger budget"
@@ -50,16 +51,16 @@ def open_compare(place: Place, searches: Sequence[Search]) -> Fixed:
         assert best is not None
         winners[search.arm.name] = best
     slots = [
-        _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, EQUAL, 0)
-        for number in range(bench.study.compare.seeds)
+        _slot(search.arm, winners[search.arm.name], seed, EQUAL, 0)
+        for seed in bench.seeds(bench.study.compare.seeds)
         for search in searches
     ]
     larger = larger_budget(searches)
     if larger is not None:
         search, more = larger
         slots += [
-            _slot(search.arm, winners[search.arm.name], bench.run.seed + 1 + number, LARGER, more)
-            for number in range(bench.study.compare.larger_seeds)
+            _slot(search.arm, winners[search.arm.name], seed, LARGER, more)
+            for seed in bench.seeds(bench.study.compare.larger_seeds)
         ]
     facts = {
         search.arm.name: {
@@ -94,9 +95,7 @@ def checkpoint_tokens(search: Search) -> int | None:
     return None if maker is None else maker.tokens
 
 
-def _slot(
-    arm: BenchArm, best: FrozenTrial, seed: int, role: str, more_tokens: int
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _slot(arm: BenchArm, best: FrozenTrial, seed: int, role: str, more_tokens: int) -> Slot:
     train, tokens = best.user_attrs["train"], best.user_attrs["tokens"] + more_tokens
     settings = arm.settings(train)
     cost = cost_of(tokens, arm.data.lengths, arm.supervised, settings, seed)

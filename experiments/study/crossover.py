@@ -88,7 +88,7 @@ def open_queue(place: Place, settings: CrossoverSettings, starts: Mapping[int, P
     """One training for each seed, budget and curve, budgets of one seed side by side."""
     bench = place.bench
     slots = []
-    for seed in range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds):
+    for seed in bench.seeds(settings.seeds):
         for tokens in settings.tokens:
             for bits in (None, *settings.bits):
                 arm = bench.arm(settings.scratch if bits is None else settings.finetune)

@@ -1,7 +1,7 @@
 """Slots whose settings are given: one arm, one seed, one budget, and τ on the answers named.
 
-Used by the comparison, the calibration and the crossover map. The counts of every prompt stay with
-the slot, so that any statistic can be computed from the store alone.
+Used by the comparison, the calibration, the crossover map and the law of scaling. The counts of
+every prompt stay with the slot, so that any statistic can be computed from the store alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eagle3.evaluate import check_tails
 from eagle3.statistics import Counts
 from eagle3.tracking import Tracker
 from experiments.study.bench import Bench, BenchArm
-from experiments.study.store import FACTS, open_study
+from experiments.study.store import FACTS, Slot, open_study
 from experiments.study.training import length, score, train_once
 from experiments.study.work import Place, log_settings, training_words
 
@@ -96,7 +96,7 @@ def slot(
     cost: int,
     train: Mapping[str, Any],
     **more: Any,
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+) -> Slot:
     """One training to queue."""
     about = {"arm": arm, "seed": seed, "tokens": tokens, "cost": cost, "train": train}
     return {}, {"title": title, **about, **more}
@@ -106,7 +106,7 @@ def open_fixed(
     place: Place,
     name: str,
     facts: Mapping[str, Any],
-    slots: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    slots: Sequence[Slot],
     answers: Answers,
 ) -> Fixed:
     """The queue, made or taken up.

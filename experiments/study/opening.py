@@ -5,10 +5,11 @@ The store is reached last, so that a command that refuses its settings leaves no
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from eagle3.settings import read_settings
-from experiments.study.bench import Bench, quiet
+from experiments.study.bench import Bench
 from experiments.study.settings import StudySettings
 from experiments.study.store import open_store, store_url
 from experiments.study.work import Place
@@ -16,7 +17,8 @@ from stages.runner import check_device, set_logging, set_threads
 
 
 def prepare(root: Path, name: str | None = None, finetune_from: Path | None = None) -> Bench:
-    """Settings and threads.
+    """Settings and threads. From here on the terminal is the study's: the library says no more of
+    each training's start and end.
 
     Args:
         name: of the study, where it is not the one of params.yaml.
@@ -26,7 +28,7 @@ def prepare(root: Path, name: str | None = None, finetune_from: Path | None = No
         HarnessError: what cannot be used.
     """
     set_logging()
-    quiet()
+    logging.getLogger("eagle3").setLevel(logging.WARNING)
     bench = Bench(root, finetune_from=finetune_from)
     if name is not None:
         values = {**bench.study.model_dump(), "name": name}

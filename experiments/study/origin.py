@@ -17,7 +17,7 @@ from experiments.study.bench import Bench, code_digests
 from experiments.study.store import FACTS
 from experiments.study.tracking import PARENT, run_name
 from stages import provenance
-from stages.sending import DATA_TAG
+from stages.sending import data_tags
 
 
 def tell_origin(tracker: Tracker, bench: Bench, *studies: Any, threads: int) -> None:
@@ -26,12 +26,7 @@ def tell_origin(tracker: Tracker, bench: Bench, *studies: Any, threads: int) -> 
     Data is named with DVC's digests, as far as DVC made it.
     """
     about = describe(bench, threads)
-    tracker.log_tags(
-        {
-            **provenance.as_tags(about),
-            **{f"{DATA_TAG}{path}": digest for path, digest in data(bench, *studies).items()},
-        }
-    )
+    tracker.log_tags(provenance.as_tags(about) | data_tags(data(bench, *studies)))
     provenance.log_diff(tracker, about)
 
 

@@ -85,7 +85,7 @@ def open_queue(place: Place, settings: ScalingSettings, arm: BenchArm) -> Fixed:
     train = {**arm.changes, "evaluations": settings.evaluations}
     shape, all_rows = arm.settings(train), sum(arm.data.lengths)
     slots = []
-    for seed in range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds):
+    for seed in bench.seeds(settings.seeds):
         for part in settings.parts:
             some, tokens = arm.on_part(1 / part, seed), rows_of(settings, part, all_rows)
             cost = cost_of(tokens, some.data.lengths, some.supervised, shape, seed)
@@ -111,7 +111,7 @@ def name_of(part: int) -> str:
 
 def fitted(queue: Fixed, bench: Bench, settings: ScalingSettings) -> dict[str, Any]:
     """Points, the check on all the data, and what is foretold of more, as plain values."""
-    seeds = range(bench.run.seed + 1, bench.run.seed + 1 + settings.seeds)
+    seeds = bench.seeds(settings.seeds)
     runs = {
         part: [t for t in complete(queue.study, one_in=part) if t.user_attrs["seed"] in seeds]
         for part in settings.parts

@@ -1,4 +1,4 @@
-"""The `study` section of params.yaml.
+"""The `study` and `scaling` sections of params.yaml.
 
 Knows nothing of what a parameter's name means: see `experiments.study.space`.
 """
@@ -164,9 +164,10 @@ class StudySettings(Settings):
     rung_documents: dev documents replayed at a rung; the end of a trial replays all.
     seconds: an outer limit of the search in wall time; null: none. Where it bites, the study says
         so: the trials that it took are no longer a matter of settings and seed alone.
-    threads: of each training whose settings are given (comparison, calibration, crossover map); as
-        many run side by side as `run.threads` has room for. The search itself has `run.threads`,
-        as the train stage has, so that its winners can be repeated there to the last digit.
+    threads: of each training whose settings are given (comparison, calibration, crossover map, law
+        of scaling); as many run side by side as `run.threads` has room for. The search itself has
+        `run.threads`, as the train stage has, so that its winners can be repeated there to the
+        last digit.
     heartbeat: seconds after which a worker says that it lives; silent for four times as long, its
         trial goes to another.
     train: keys of the `train` section that all trials use, over those of the arm.

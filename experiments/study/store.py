@@ -8,7 +8,6 @@ counted twice, whoever runs the command how often. Knows nothing of training.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import threading
@@ -22,10 +21,11 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from eagle3.errors import HarnessError
-from eagle3.workspace import digest
+from eagle3.workspace import digest, waited_for
 
 log = logging.getLogger(__name__)
 
+Slot = tuple[Mapping[str, Any], Mapping[str, Any]]  # parameters that are given, and attributes
 FILE = "studies.db"
 FACTS, SLOT = "facts", "slot"
 SILENT = 4  # heartbeats missed before a worker is taken for dead
@@ -115,9 +115,7 @@ def exclusive(url: str) -> Iterator[None]:
     """One process at a time, on all machines that share the store."""
     if url.startswith("sqlite:///"):
         database = Path(url.removeprefix("sqlite:///"))
-        database.parent.mkdir(parents=True, exist_ok=True)
-        with database.with_name(f"{database.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with waited_for(database.with_name(f"{database.name}.lock")):
             yield
         return
     import sqlalchemy
@@ -136,7 +134,7 @@ def open_study(
     url: str,
     name: str,
     facts: Mapping[str, Any],
-    slots: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    slots: Sequence[Slot],
     *,
     sampler: optuna.samplers.BaseSampler | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
@@ -145,7 +143,7 @@ def open_study(
 
     Args:
         facts: what its results come from. A study of other facts is not taken up.
-        slots: for each, parameters that are given (the others are drawn) and attributes.
+        slots: parameters that are not given are drawn.
 
     Raises:
         HarnessError: there is a study of that name with other facts.

@@ -6,12 +6,12 @@ Runs go through the project's own journal, so that nothing waits for the store.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3.tracking import NullTracker, Tracker
+from eagle3.workspace import locked
 from stages.notes import TAG
 from stages.tracking import (
     CLOSE_SECONDS,
@@ -46,10 +46,8 @@ def parent_run(
     """
     lock = root / ".work" / f"study-{key}.parent.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(lock) as held:
+        if held is None:
             yield NullTracker(), None
             return
         store = resolve_store(root)

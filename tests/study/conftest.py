@@ -1,8 +1,7 @@
-"""A tiny project for studies, and what they change in a process put back."""
+"""A tiny project for studies."""
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,11 @@ from tests.tiny_study import make_project, use_store
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings() -> Iterator[None]:
-    """A study's run is in the store at once, since its trainings wait for that; and the library,
-    which studies quieten, speaks again to the tests that come after."""
-    log = logging.getLogger("eagle3")
-    before = log.level
+def at_once() -> Iterator[None]:
+    """A study's run is in the store at once, since its trainings wait for that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "FLUSH_SECONDS", 0.05)
         yield
-    log.setLevel(before)
 
 
 @pytest.fixture(scope="session")

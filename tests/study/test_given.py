@@ -18,7 +18,8 @@ from experiments.study import calibration, crossover, scaling
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
 from stages.params import read_yaml
-from tests.tiny_study import change, save_checkpoint, study_of
+from tests.settings_of import change
+from tests.tiny_study import save_checkpoint, study_of
 
 
 def test_calibration(project: Path) -> None:

