@@ -26,6 +26,7 @@ _PR_SET_PDEATHSIG = 1
 _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAMES = (errno.ENAMETOOLONG,)
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
 
 
 def end_with_parent(parent: int) -> None:
@@ -102,7 +103,17 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
     elif number in _NAMES:
         what, fix = "a path is longer than the file system takes", "correct the path"
         text = f"{text[:160]}…"
+    elif number in _NO_FOLDER and (file := _file_on_the_way(error)):
+        what, fix = "a file stands where a folder belongs", "move it away or correct the path"
+        return HarnessError(what, where=file, got=text, fix=fix)
     else:
         return None
     where = str(getattr(error, "filename", None) or f"writing below {Path.cwd()}")[:300]
     return HarnessError(what, where=where, got=text, fix=f"{fix}; finished work is kept")
+
+
+def _file_on_the_way(error: BaseException) -> Path | None:
+    """What is no folder on the way to the path that an error names, or at its end."""
+    named = Path(str(getattr(error, "filename", None) or ""))
+    there = next(path for path in (named, *named.parents) if path.exists())
+    return None if there.is_dir() else there

@@ -148,3 +148,16 @@ def test_a_path_that_is_too_long_is_named() -> None:
     told = str(trouble_with_disk(caught.value))
     assert told.startswith("a path is longer than the file system takes\n  where: xxx")
     assert "fix: correct the path" in told and len(told) < 700
+
+
+@pytest.mark.parametrize("below", ["", "tracking/run"])
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, below: str) -> None:
+    file = tmp_path / ".work"
+    file.write_text("mine")
+    with pytest.raises(OSError) as caught:
+        (file / below).mkdir(parents=True, exist_ok=True)
+    told = str(trouble_with_disk(caught.value))
+    assert told.startswith(f"a file stands where a folder belongs\n  where: {file}\n")
+    with pytest.raises(FileExistsError) as caught:
+        tmp_path.mkdir()  # a folder is there: no trouble of this kind
+    assert trouble_with_disk(caught.value) is None
