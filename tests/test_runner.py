@@ -148,6 +148,48 @@ def test_a_full_disk_is_a_message(project: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith("train: a file may not be written or read\n")
 
 
+def test_a_disk_that_is_full_when_the_run_ends_is_a_message(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal's last words and the provenance need room too."""
+
+    class Full:
+        def close(self, status: str) -> dict[str, str | None]:
+            Path("/dev/full").write_text("x")
+            return {}
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        stage.trackers.append(Full())  # type: ignore[arg-type]
+        if args.out:
+            args.out.write_text("x")
+
+    for more in ([], ["--out", "/dev/full"]):
+        with pytest.raises(SystemExit) as stopped:
+            run_stage("train", main, arguments, more)
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.startswith("train: no room left on the disk\n")
+    assert not (project / "provenance").exists()
+
+
+def test_a_file_where_a_working_folder_belongs_is_a_message(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".work").write_text("mine")
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        with stage.work({}):
+            pass
+
+    with pytest.raises(SystemExit) as stopped:
+        run_stage("train", main, arguments, [])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"train: a file stands where a folder belongs\n  where: {project / '.work'}\n"
+    )
+    assert (project / ".work").read_text() == "mine"
+
+
 def test_a_device_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = project / "params.yaml"
     params.write_text(params.read_text().replace("cpu", "gpu!"))
