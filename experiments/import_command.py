@@ -32,7 +32,6 @@ from experiments.training_data import (
 from experiments.verifier_argument import head_of, verifier_of
 from stages.params import read_section
 from stages.runner import RunSettings, check_device, set_logging, set_threads
-from stages.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,6 @@ def run(
                     device=runs.device, trust=runs.trust_remote_code,
                 )  # fmt: skip
                 sets = {"": states}
-            stop_on_signals()
             for name, one, chosen in _parts(sets, val_ratio):
                 _write(one, chosen, work / "states" / name, name, codec)
             publish(work / "states", output_dir.resolve())

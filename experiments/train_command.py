@@ -45,7 +45,6 @@ from stages import notes, provenance
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.sending import DATA_TAG
-from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
@@ -185,25 +184,19 @@ def run(
                 ttt_steps=settings.objective.ttt_steps,
             )
             training.tell_begin(tracker)
-            try:
-                stop_on_signals()
-                result = train_arm(
-                    work / "head.safetensors" if init is None else init,
-                    data,
-                    settings,
-                    seed=runs.seed,
-                    tokens=tokens,
-                    epochs=None if tokens is not None else epochs or 1,
-                    device=runs.device,
-                    work=work,
-                    tracker=tracker,
-                    init_layers=drafter_aux_layers,
-                    ranks=ranks,
-                )
-            except KeyboardInterrupt:
-                ignore_stop_signals()
-                log.info("stopped; the same command takes up what is finished")
-                raise
+            result = train_arm(
+                work / "head.safetensors" if init is None else init,
+                data,
+                settings,
+                seed=runs.seed,
+                tokens=tokens,
+                epochs=None if tokens is not None else epochs or 1,
+                device=runs.device,
+                work=work,
+                tracker=tracker,
+                init_layers=drafter_aux_layers,
+                ranks=ranks,
+            )
             training.tell_end(tracker, result, {"checkpoint": output_dir})
         if not ranks.leads:
             return

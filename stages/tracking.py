@@ -21,6 +21,7 @@ from pathlib import Path
 from eagle3.tracking import JsonlTracker
 from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
+from stages.signals import ignore_stop_signals
 from stages.system_metrics import PREFIX, Watch
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,7 @@ def closing(tracker: MlflowTracker) -> Iterator[MlflowTracker]:
         yield tracker
         status = "FINISHED"
     except KeyboardInterrupt:
+        ignore_stop_signals()  # an impatient hand's second Ctrl-C must not tear the journal
         status = "KILLED"
         raise
     finally:

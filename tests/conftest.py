@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,17 @@ def eagle3_says(
         return int(ended.value.code or 0), said.err if ended.value.code else said.out
 
     return call
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What a test does to handlers is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

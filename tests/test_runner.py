@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,16 +90,6 @@ def run(main: Callable[[], None]) -> int:
         run_stage("train", stage_main, arguments, [])
     assert isinstance(stopped.value.code, int)
     return stopped.value.code
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
