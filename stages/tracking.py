@@ -64,6 +64,11 @@ class Store:
             return None
         return Path(self.uri.removeprefix("sqlite:///"))
 
+    @property
+    def is_there(self) -> bool:
+        """False where asking it for a run would make it; of a server nobody knows unasked."""
+        return self.database is None or self.database.is_file()
+
 
 def _outer_root(root: Path) -> Path:
     # `dvc exp run --temp` deletes the current folder at its end; DVC_ROOT is the original one.
