@@ -83,7 +83,7 @@ def run(
         "codec": codec,
         "output": str(output_dir.resolve()),
     }
-    with work_folder(root, "import", key) as work:
+    with work_folder(root, "import", key, output=output_dir.resolve()) as work:
         try:
             sets: dict[str, States]
             if folder is None:

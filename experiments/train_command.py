@@ -139,7 +139,9 @@ def run(
     }
     with (
         joined(runs.device) as ranks,
-        work_folder(root, "train-command", key, leads=ranks.leads) as work,
+        work_folder(
+            root, "train-command", key, leads=ranks.leads, output=output_dir.resolve()
+        ) as work,
         head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
     ):
         copies = init is None and settings.drafter.layer_init == "verifier"
