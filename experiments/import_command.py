@@ -99,7 +99,8 @@ def run(
                 _write(one, chosen, work / "states" / name, name, codec)
             publish(work / "states", output_dir.resolve())
         finally:
-            (work / "head.safetensors").unlink(missing_ok=True)
+            for file in work.glob("head.safetensors*"):
+                file.unlink()
     log.info("hidden states: %s", output_dir)
 
 
