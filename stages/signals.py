@@ -24,6 +24,7 @@ from stages import FIRST_PARENT
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _PR_SET_PDEATHSIG = 1
 _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_DATABASE = "database or disk is full"
 _NAMES = (errno.ENAMETOOLONG,)
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
@@ -96,6 +97,10 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
         kinds = {"SafetensorError": "os error {})", "Error": "[Errno {}]"}
         if form := kinds.get(type(error).__name__):
             number = next((n for n in (*_ROOM, *_RIGHTS) if form.format(n) in text), None)
+    # SQLite's own words, under those of whoever asked it.
+    for said in map(str, (error, error.__cause__)):
+        if _FULL_DATABASE in said:
+            number, text = errno.ENOSPC, said.splitlines()[0]
     if number in _ROOM:
         what, fix = "no room left on the disk", "make room and run the same command again"
     elif number in _RIGHTS:

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -140,6 +141,20 @@ def test_a_copy_to_a_full_disk_is_named(tmp_path: Path) -> None:
     assert told.startswith("no room left on the disk")
     assert f"got: [Errno {errno.ENOSPC}] No space left on device" in told
     assert trouble_with_disk(shutil.Error("something else\nin two lines")) is None
+
+
+def test_a_database_on_a_full_disk_is_named() -> None:
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as database,
+        pytest.raises(sqlite3.OperationalError) as caught,
+    ):
+        database.execute("PRAGMA max_page_count = 1")
+        database.execute("CREATE TABLE a (b)")
+    wrapped = RuntimeError("an exception is raised during the commit")
+    wrapped.__cause__ = caught.value
+    for error in (caught.value, wrapped):
+        told = str(trouble_with_disk(error))
+        assert told.startswith("no room left on the disk") and "database or disk is full" in told
 
 
 def test_a_path_that_is_too_long_is_named() -> None:
