@@ -24,12 +24,14 @@ class Stoppable(TyperGroup):
     """Ctrl-C and `kill` end every command with one line and the exit code that shells expect."""
 
     def invoke(self, ctx: Any) -> Any:
-        from stages.signals import STOPPED, ignore_stop_signals, stop_on_signals
+        from stages.signals import STOPPED, ignore_stop_signals, is_stop, stop_on_signals
 
         stop_on_signals()
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not is_stop(error):
+                raise
             ignore_stop_signals()
             typer.echo("stopped; the same command takes up what is finished", err=True)
             raise typer.Exit(STOPPED) from None

@@ -29,6 +29,7 @@ from stages.params import read_section
 from stages.signals import (
     STOPPED,
     ignore_stop_signals,
+    is_stop,
     stop_on_signals,
     trouble_with_disk,
 )
@@ -220,12 +221,10 @@ def run_stage(
             stage.tags = {"dvc_stage": stage.name, **provenance.as_tags(about)}
             stage.about = about
             main(stage, args)
-        except KeyboardInterrupt:
-            ignore_stop_signals()  # an impatient hand's second Ctrl-C must not tear the journal
-            _finish(stage, "KILLED")
-            raise
-        except BaseException:
-            _finish(stage, "FAILED")
+        except BaseException as error:
+            if is_stop(error):
+                ignore_stop_signals()  # a second Ctrl-C must not tear the journal
+            _finish(stage, "KILLED" if is_stop(error) else "FAILED")
             raise
         stopped = (
             "stopped while MLflow took its run; the same command takes up what is finished, "
@@ -249,15 +248,13 @@ def run_stage(
                     "notes": stage.notes,
                 },
             )
-    except HarnessError as error:
-        print(f"{stage.name}: {error}", file=sys.stderr)
+    except BaseException as error:
+        if is_stop(error):
+            ignore_stop_signals()
+            print(f"{stage.name}: {stopped}", file=sys.stderr)
+            raise SystemExit(STOPPED) from None
+        known = error if isinstance(error, HarnessError) else trouble_with_disk(error)
+        if known is None:
+            raise
+        print(f"{stage.name}: {known}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        ignore_stop_signals()
-        print(f"{stage.name}: {stopped}", file=sys.stderr)
-        raise SystemExit(STOPPED) from None
-    except Exception as error:
-        if known := trouble_with_disk(error):
-            print(f"{stage.name}: {known}", file=sys.stderr)
-            raise SystemExit(2) from None
-        raise

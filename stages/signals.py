@@ -42,15 +42,28 @@ def end_with_parent(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+_asked_to_stop = threading.Event()
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _asked_to_stop.set()
     raise KeyboardInterrupt
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether a program ends because it was asked to: code in C may make an error of its own out of
+    the KeyboardInterrupt that meets it there."""
+    return isinstance(error, KeyboardInterrupt) or _asked_to_stop.is_set()
 
 
 def stop_on_signals() -> None:
     """SIGTERM ends the program as Ctrl-C does; under DVC or torchrun also the end of those does."""
     if threading.current_thread() is not threading.main_thread():
         return
+    _asked_to_stop.clear()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a shell's background jobs
+        signal.signal(signal.SIGINT, _interrupt)
     if "DVC_ROOT" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(FIRST_PARENT)
 

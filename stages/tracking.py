@@ -21,7 +21,7 @@ from pathlib import Path
 from eagle3.tracking import JsonlTracker
 from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
-from stages.signals import ignore_stop_signals
+from stages.signals import ignore_stop_signals, is_stop
 from stages.system_metrics import PREFIX, Watch
 
 log = logging.getLogger(__name__)
@@ -200,9 +200,10 @@ def closing(tracker: MlflowTracker) -> Iterator[MlflowTracker]:
     try:
         yield tracker
         status = "FINISHED"
-    except KeyboardInterrupt:
-        ignore_stop_signals()  # an impatient hand's second Ctrl-C must not tear the journal
-        status = "KILLED"
+    except BaseException as error:
+        if is_stop(error):
+            ignore_stop_signals()  # an impatient hand's second Ctrl-C must not tear the journal
+            status = "KILLED"
         raise
     finally:
         tracker.close(status)

@@ -47,11 +47,14 @@ def eagle3_says(
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """What a test does to handlers is undone."""
+    """What a test does to handlers is undone, and what signals leave behind."""
+    from stages.signals import stop_on_signals
+
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
+    stop_on_signals()
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -54,18 +54,25 @@ def test_help_is_quick(project_root: Path) -> None:
     assert used - before.children_system < 0.5
 
 
+@pytest.mark.parametrize("turned", [True, False], ids=["turned into an error", "plain"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_is_one_line(
     eagle3_says: Callable[..., tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
     signals: None,
     number: int,
+    turned: bool,
 ) -> None:
-    monkeypatch.setattr(sync_command, "run", lambda root: os.kill(os.getpid(), number))
-    assert eagle3_says("sync") == (
-        130,
-        "stopped; the same command takes up what is finished\n",
-    )
+    def stopped(root: Path) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            if turned:
+                raise ValueError("of code in C") from None
+            raise
+
+    monkeypatch.setattr(sync_command, "run", stopped)
+    assert eagle3_says("sync") == (130, "stopped; the same command takes up what is finished\n")
 
 
 def test_train_takes_the_flags_of_existing_scripts(project_root: Path) -> None:

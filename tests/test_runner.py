@@ -102,6 +102,23 @@ def test_a_stop_is_one_line(
     )
 
 
+def test_a_stop_that_code_in_c_makes_an_error_of_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], signals: None
+) -> None:
+    """As safetensors does, which asks torch for a tensor when the signal comes."""
+
+    def main() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape of object type") from None
+
+    assert run(main) == STOPPED
+    assert capsys.readouterr().err == (
+        "train: stopped; the same command takes up what is finished\n"
+    )
+
+
 def test_a_stop_while_the_store_is_waited_for_is_one_line(
     project: Path, capsys: pytest.CaptureFixture[str], signals: None
 ) -> None:
