@@ -85,18 +85,28 @@ def run_child(
 
     Args:
         stdout: a file descriptor for what it prints; None: this process's own.
+
+    Raises:
+        KeyboardInterrupt: one of the two came, and the child did not come to a good end.
     """
+    stops: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stops.append(number)
+        if number == signal.SIGTERM:
+            child.terminate()
+
     ending = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(command, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=ending)
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
-    }
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return child.wait()
+        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stops and code:
+        raise KeyboardInterrupt
+    return code
 
 
 def trouble_with_disk(error: BaseException) -> HarnessError | None:
