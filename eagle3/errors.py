@@ -5,6 +5,8 @@ Knows nothing of command lines: whoever starts a program turns it into a message
 
 from __future__ import annotations
 
+LONGEST = 2000  # characters of a fact: a value received may be a file's worth
+
 
 class HarnessError(Exception):
     """A mistake that the person at the keyboard can correct.
@@ -28,8 +30,12 @@ class HarnessError(Exception):
     ) -> None:
         lines = [what]
         lines += [
-            f"  {name}: {value}"
+            f"  {name}: {_cut(str(value))}"
             for name, value in (("where", where), ("rule", rule), ("got", got), ("fix", fix))
             if value is not None
         ]
         super().__init__("\n".join(lines))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

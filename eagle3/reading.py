@@ -115,7 +115,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _value(line: bytes, where: str) -> Any:
     try:
-        value = json.loads(line.decode())
+        value = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with its mark
         if HALF in line.lower():
             # JSON can name half a character in any of its texts; no file can hold it.
             json.dumps(value, ensure_ascii=False).encode()
@@ -131,6 +131,6 @@ def _value(line: bytes, where: str) -> Any:
             "a line is not JSON",
             where=where,
             rule="one JSON object a line, in UTF-8",
-            got=f"{shown} ({what})",
+            got=f"{shown!r} ({what})",
             fix="correct or remove the line",
         ) from None

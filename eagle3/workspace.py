@@ -39,7 +39,12 @@ def digest_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def work_folder(
-    root: Path, stage: str, key: Mapping[str, Any], *, leads: bool = True
+    root: Path,
+    stage: str,
+    key: Mapping[str, Any],
+    *,
+    leads: bool = True,
+    output: Path | None = None,
 ) -> Iterator[Path]:
     """Opens `.work/<stage>-<hash of key>/` for one process; it is deleted when the block succeeds.
 
@@ -50,20 +55,24 @@ def work_folder(
     Args:
         leads: false for a process that works in the folder of another, its leader: what is locked,
             made and deleted is the leader's alone.
+        output: where the result goes, if two keys may have the same place for it: one process at a
+            time works for it, whatever its key.
 
     Raises:
-        HarnessError: another process works in the same folder now.
+        HarnessError: another process works in the same folder, or for the same output, now.
     """
     folder = root / ".work" / f"{stage}-{digest(key)[:16]}"
     if not leads:
         yield folder
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock")) as lock:
+    alone = folder if output is None else folder.with_name(f"{stage}-{digest(str(output))[:16]}")
+    with locked(alone.with_name(f"{alone.name}.lock")) as lock:
         if lock is None:
+            same = "with the same settings" if output is None else "into the same folder"
             raise HarnessError(
-                f"stage {stage} with the same settings is running already",
-                where=folder,
+                f"{stage} {same} is running already",
+                where=output or folder,
                 rule="one process at a time",
                 fix="wait for it or stop it; its work is kept",
             )

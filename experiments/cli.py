@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from eagle3.errors import HarnessError
 from experiments.folder_commands import diagnose, export, import_states, parity, train
@@ -23,7 +24,26 @@ Overlay = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
+
+class Stoppable(TyperGroup):
+    """Ctrl-C and `kill` end every command with one line and the exit code that shells expect."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from stages.signals import STOPPED, ignore_stop_signals, is_stop, stop_on_signals
+
+        stop_on_signals()
+        try:
+            return super().invoke(ctx)
+        except BaseException as error:
+            if not is_stop(error):
+                raise
+            ignore_stop_signals()
+            typer.echo("stopped; the same command takes up what is finished", err=True)
+            raise typer.Exit(STOPPED) from None
+
+
 app = typer.Typer(
+    cls=Stoppable,
     help="Trains EAGLE-3 drafters as a repeatable experiment.",
     no_args_is_help=True,
     add_completion=False,

@@ -125,7 +125,7 @@ def _then(root: Path, lineage: Lineage, name: str) -> Iterator[tuple[str, str]]:
 def _run_of(root: Path, name: str, found: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Id of the study's run whose artifact this result is, and why there is none."""
     store = resolve_store(root)
-    if store.database is not None and not store.database.is_file():
+    if not store.is_there:
         return None, "a run in MLflow: there is no store here"
     try:
         client, experiment = open_client(store)

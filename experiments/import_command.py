@@ -32,7 +32,6 @@ from experiments.training_data import (
 from experiments.verifier_argument import head_of, verifier_of
 from stages.params import read_section
 from stages.runner import RunSettings, check_device, set_logging, set_threads
-from stages.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ def run(
         "codec": codec,
         "output": str(output_dir.resolve()),
     }
-    with work_folder(root, "import", key) as work:
+    with work_folder(root, "import", key, output=output_dir.resolve()) as work:
         try:
             sets: dict[str, States]
             if folder is None:
@@ -96,12 +95,12 @@ def run(
                     device=runs.device, trust=runs.trust_remote_code,
                 )  # fmt: skip
                 sets = {"": states}
-            stop_on_signals()
             for name, one, chosen in _parts(sets, val_ratio):
                 _write(one, chosen, work / "states" / name, name, codec)
             publish(work / "states", output_dir.resolve())
         finally:
-            (work / "head.safetensors").unlink(missing_ok=True)
+            for file in work.glob("head.safetensors*"):
+                file.unlink()
     log.info("hidden states: %s", output_dir)
 
 

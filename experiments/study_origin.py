@@ -26,12 +26,12 @@ def study_run(root: Path, lineage: Lineage, run_id: str) -> tuple[Target, list[S
     Raises:
         HarnessError: the store does not answer.
     """
-    if not RUN_ID.fullmatch(run_id):
+    store = resolve_store(root)
+    if not RUN_ID.fullmatch(run_id) or not store.is_there:
         return None
     from mlflow import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
-    store = resolve_store(root)
     with asking(store):
         client, _ = open_client(store)
         try:

@@ -25,8 +25,7 @@ def run(root: Path) -> None:
         print(f"  {about['run_id']}  {about['name']}")
     marked: list[str] = []
     elsewhere = 0
-    # Without a file there is no run yet, and asking would make the store.
-    if store.database is None or store.database.is_file():
+    if store.is_there:
         with asking(store):
             marked, elsewhere = close_abandoned(store, journals)
     if marked:

@@ -47,7 +47,6 @@ from stages.closure import code_digests
 from stages.params import read_params, read_section, section_values
 from stages.runner import RunSettings, check_device, set_logging, set_threads
 from stages.sending import data_tags
-from stages.signals import ignore_stop_signals, stop_on_signals
 from stages.tracking import MlflowTracker, closing, journal_root, resolve_store
 
 log = logging.getLogger(__name__)
@@ -143,7 +142,9 @@ def run(
     }
     with (
         joined(runs.device) as ranks,
-        work_folder(root, "train-command", key, leads=ranks.leads) as work,
+        work_folder(
+            root, "train-command", key, leads=ranks.leads, output=output_dir.resolve()
+        ) as work,
         head_kept_for_resuming(work) if ranks.leads else contextlib.nullcontext(),
     ):
         ranks.on_leader(lambda: head_of(verifier_path, work, layer=copies).config)  # for all
@@ -185,25 +186,19 @@ def run(
                 ttt_steps=settings.objective.ttt_steps,
             )
             training.tell_begin(tracker)
-            try:
-                stop_on_signals()
-                result = train_arm(
-                    work / "head.safetensors" if init is None else init,
-                    data,
-                    settings,
-                    seed=runs.seed,
-                    tokens=tokens,
-                    epochs=None if tokens is not None else epochs or 1,
-                    device=runs.device,
-                    work=work,
-                    tracker=tracker,
-                    init_layers=drafter_aux_layers,
-                    ranks=ranks,
-                )
-            except KeyboardInterrupt:
-                ignore_stop_signals()
-                log.info("stopped; the same command takes up what is finished")
-                raise
+            result = train_arm(
+                work / "head.safetensors" if init is None else init,
+                data,
+                settings,
+                seed=runs.seed,
+                tokens=tokens,
+                epochs=None if tokens is not None else epochs or 1,
+                device=runs.device,
+                work=work,
+                tracker=tracker,
+                init_layers=drafter_aux_layers,
+                ranks=ranks,
+            )
             training.tell_end(tracker, result, {"checkpoint": output_dir})
         if not ranks.leads:
             return

@@ -43,12 +43,14 @@ def training_folder(data_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def head_kept_for_resuming(work: Path) -> Iterator[None]:
-    """Leaves no head file behind where there is nothing to take up: it can have gigabytes."""
+    """Leaves no head file behind where there is nothing to take up: it can have gigabytes, half of
+    it written when the disk is full too."""
     try:
         yield
     finally:
         if not any(work.glob("state-*")):
-            (work / "head.safetensors").unlink(missing_ok=True)
+            for file in work.glob("head.safetensors*"):
+                file.unlink()
 
 
 def check_states(data_dir: Path, verifier: HeadConfig, said: Conventions) -> ForeignFolder | None:

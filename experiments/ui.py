@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from eagle3.errors import HarnessError
 from stages.notes import TAG
-from stages.sending import open_client
+from stages.sending import asking, open_client
 from stages.signals import end_with_parent
 from stages.tracking import resolve_store
 
@@ -91,13 +91,18 @@ def first_page(experiment: str) -> str:
 
 
 def serve(root: Path, port: int | None) -> int:
-    """Serves until interrupted; returns MLflow's exit code."""
+    """Serves until interrupted; returns MLflow's exit code.
+
+    Raises:
+        HarnessError: the store is damaged, or the port is taken.
+    """
     store = resolve_store(root)
     if store.database is None:
         print(f"the store is a server already: {store.uri}")
         return 0
-    client, experiment = open_client(store)  # makes a fresh store before several workers meet it
-    describe(client, experiment)
+    with asking(store):
+        client, experiment = open_client(store)  # makes a fresh one before several workers meet it
+        describe(client, experiment)
     chosen = free_port(port)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
     command += ["--port", str(chosen), "--workers", "1", "--backend-store-uri", store.uri]

@@ -8,6 +8,7 @@ computed again and no MLflow is asked.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,7 +103,7 @@ class Lineage:
         """
         if asked in self.lock:
             return Target(asked, "stage", self.lock[asked])
-        path = (Path.cwd() / asked).absolute()
+        path = Path(os.path.normpath(Path.cwd() / asked))
         if path.is_relative_to(self.root) and (made := self._maker_of(path)):
             return Target(asked, "path", made)
         if (value := self._metric(asked)) is not None:
@@ -175,9 +176,14 @@ class Lineage:
     def _maker_of(self, path: Path) -> Entry | None:
         asked = path.relative_to(self.root)
         for entry in self.lock.values():
-            for out in entry.outs:
-                if asked == Path(out) or Path(out) in asked.parents:
+            for out, whole in entry.outs.items():
+                if asked == Path(out):
                     return entry
+                if Path(out) in asked.parents:
+                    listing = self.cache.listing(whole)
+                    # Without its list, as in a fresh clone, nobody knows what is in a folder.
+                    if listing is None or _part(listing, asked.relative_to(out).as_posix()):
+                        return entry
         return None
 
     def _maker(self, path: str, md5: str) -> Entry | None:

@@ -29,6 +29,7 @@ from stages.params import read_section
 from stages.signals import (
     STOPPED,
     ignore_stop_signals,
+    is_stop,
     stop_on_signals,
     trouble_with_disk,
 )
@@ -204,56 +205,52 @@ def run_stage(
     stage = Stage(args.name, f"stages.{name}", Path.cwd())
     set_logging()
     started = time.time()
+    stopped = "stopped; the same command takes up what is finished"
     try:
-        stop_on_signals()
-        threads = stage.run.threads
-        check_device(stage.run.device)
-        set_threads(threads)
-        about = provenance.describe(stage.root, threads=threads, seed=stage.run.seed)
-        stage.named += vars(args).values()
-        stage.tags = {"dvc_stage": stage.name, **provenance.as_tags(about)}
-        stage.about = about
-        main(stage, args)
-    except HarnessError as error:
-        _finish(stage, "FAILED")
-        print(f"{stage.name}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        ignore_stop_signals()  # the second Ctrl-C of an impatient hand must not tear the journal
-        _finish(stage, "KILLED")
-        print(f"{stage.name}: stopped; the same command takes up what is finished", file=sys.stderr)
-        raise SystemExit(STOPPED) from None
-    except BaseException as error:
-        _finish(stage, "FAILED")
-        if known := trouble_with_disk(error):
-            print(f"{stage.name}: {known}", file=sys.stderr)
-            raise SystemExit(2) from None
-        raise
-    try:
-        runs = _finish(stage, "FINISHED")
-    except KeyboardInterrupt:
-        ignore_stop_signals()
-        print(
-            f"{stage.name}: stopped while MLflow took its run; the same command takes up what is "
-            "finished, `eagle3 sync` sends the rest",
-            file=sys.stderr,
+        try:
+            stop_on_signals()
+            threads = stage.run.threads
+            check_device(stage.run.device)
+            set_threads(threads)
+            about = provenance.describe(stage.root, threads=threads, seed=stage.run.seed)
+            stage.named += vars(args).values()
+            stage.tags = {"dvc_stage": stage.name, **provenance.as_tags(about)}
+            stage.about = about
+            main(stage, args)
+        except BaseException as error:
+            if is_stop(error):
+                ignore_stop_signals()  # a second Ctrl-C must not tear the journal
+            _finish(stage, "KILLED" if is_stop(error) else "FAILED")
+            raise
+        stopped = (
+            "stopped while MLflow took its run; the same command takes up what is finished, "
+            "`eagle3 sync` sends the rest"
         )
-        raise SystemExit(STOPPED) from None
-    if not stage.ranks.leads:
-        return
-    write_json(
-        args.provenance or stage.root / "provenance" / f"{stage.name}.json",
-        {
-            "stage": stage.name,
-            "seconds": round(time.time() - started, 3),
-            "started": provenance.moment(started),
-            **about,
-            "torch": provenance.torch_build(),
-            "inputs": stage.inputs,
-            "outside": stage.outside,
-            "settings": stage.settings,
-            "code": stage.code,
-            "mlflow_runs": runs,
-            "notes": stage.notes,
-        },
-    )
+        runs = _finish(stage, "FINISHED")
+        if stage.ranks.leads:
+            write_json(
+                args.provenance or stage.root / "provenance" / f"{stage.name}.json",
+                {
+                    "stage": stage.name,
+                    "seconds": round(time.time() - started, 3),
+                    "started": provenance.moment(started),
+                    **about,
+                    "torch": provenance.torch_build(),
+                    "inputs": stage.inputs,
+                    "outside": stage.outside,
+                    "settings": stage.settings,
+                    "code": stage.code,
+                    "mlflow_runs": runs,
+                    "notes": stage.notes,
+                },
+            )
+    except BaseException as error:
+        if is_stop(error):
+            ignore_stop_signals()
+            print(f"{stage.name}: {stopped}", file=sys.stderr)
+            raise SystemExit(STOPPED) from None
+        known = error if isinstance(error, HarnessError) else trouble_with_disk(error)
+        if known is None:
+            raise
+        print(f"{stage.name}: {known}", file=sys.stderr)
+        raise SystemExit(2) from None

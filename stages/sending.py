@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from stages.tracking import Store
 
 log = logging.getLogger(__name__)
+# It writes a traceback of each error that it raises; here they are caught and told in a line.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 JOURNAL_FILE = JsonlTracker.FILE
 STATE_FILE = "state.json"

@@ -24,8 +24,10 @@ from stages import FIRST_PARENT
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _PR_SET_PDEATHSIG = 1
 _ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_DATABASE = "database or disk is full"
 _NAMES = (errno.ENAMETOOLONG,)
 _RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
 
 
 def end_with_parent(parent: int) -> None:
@@ -40,15 +42,28 @@ def end_with_parent(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+_asked_to_stop = threading.Event()
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _asked_to_stop.set()
     raise KeyboardInterrupt
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether a program ends because it was asked to: code in C may make an error of its own out of
+    the KeyboardInterrupt that meets it there."""
+    return isinstance(error, KeyboardInterrupt) or _asked_to_stop.is_set()
 
 
 def stop_on_signals() -> None:
     """SIGTERM ends the program as Ctrl-C does; under DVC or torchrun also the end of those does."""
     if threading.current_thread() is not threading.main_thread():
         return
+    _asked_to_stop.clear()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a shell's background jobs
+        signal.signal(signal.SIGINT, _interrupt)
     if "DVC_ROOT" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(FIRST_PARENT)
 
@@ -70,18 +85,28 @@ def run_child(
 
     Args:
         stdout: a file descriptor for what it prints; None: this process's own.
+
+    Raises:
+        KeyboardInterrupt: one of the two came, and the child did not come to a good end.
     """
+    stops: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stops.append(number)
+        if number == signal.SIGTERM:
+            child.terminate()
+
     ending = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(command, cwd=cwd, env=dict(env), stdout=stdout, preexec_fn=ending)
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
-    }
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return child.wait()
+        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stops and code:
+        raise KeyboardInterrupt
+    return code
 
 
 def trouble_with_disk(error: BaseException) -> HarnessError | None:
@@ -95,6 +120,10 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
         kinds = {"SafetensorError": "os error {})", "Error": "[Errno {}]"}
         if form := kinds.get(type(error).__name__):
             number = next((n for n in (*_ROOM, *_RIGHTS) if form.format(n) in text), None)
+    # SQLite's own words, under those of whoever asked it.
+    for said in map(str, (error, error.__cause__)):
+        if _FULL_DATABASE in said:
+            number, text = errno.ENOSPC, said.splitlines()[0]
     if number in _ROOM:
         what, fix = "no room left on the disk", "make room and run the same command again"
     elif number in _RIGHTS:
@@ -102,7 +131,17 @@ def trouble_with_disk(error: BaseException) -> HarnessError | None:
     elif number in _NAMES:
         what, fix = "a path is longer than the file system takes", "correct the path"
         text = f"{text[:160]}…"
+    elif number in _NO_FOLDER and (file := _file_on_the_way(error)):
+        what, fix = "a file stands where a folder belongs", "move it away or correct the path"
+        return HarnessError(what, where=file, got=text, fix=fix)
     else:
         return None
     where = str(getattr(error, "filename", None) or f"writing below {Path.cwd()}")[:300]
     return HarnessError(what, where=where, got=text, fix=f"{fix}; finished work is kept")
+
+
+def _file_on_the_way(error: BaseException) -> Path | None:
+    """What is no folder on the way to the path that an error names, or at its end."""
+    named = Path(str(getattr(error, "filename", None) or ""))
+    there = next(path for path in (named, *named.parents) if path.exists())
+    return None if there.is_dir() else there

@@ -21,6 +21,7 @@ from pathlib import Path
 from eagle3.tracking import JsonlTracker
 from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
+from stages.signals import ignore_stop_signals, is_stop
 from stages.system_metrics import PREFIX, Watch
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,11 @@ class Store:
         if not self.uri.startswith("sqlite:"):
             return None
         return Path(self.uri.removeprefix("sqlite:///"))
+
+    @property
+    def is_there(self) -> bool:
+        """False where asking it for a run would make it; of a server nobody knows unasked."""
+        return self.database is None or self.database.is_file()
 
 
 def _outer_root(root: Path) -> Path:
@@ -194,8 +200,10 @@ def closing(tracker: MlflowTracker) -> Iterator[MlflowTracker]:
     try:
         yield tracker
         status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
+    except BaseException as error:
+        if is_stop(error):
+            ignore_stop_signals()  # an impatient hand's second Ctrl-C must not tear the journal
+            status = "KILLED"
         raise
     finally:
         tracker.close(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,20 @@ def eagle3_says(
         return int(ended.value.code or 0), said.err if ended.value.code else said.out
 
     return call
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What a test does to handlers is undone, and what signals leave behind."""
+    from stages.signals import stop_on_signals
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    stop_on_signals()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

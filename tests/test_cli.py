@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eagle3.errors import HarnessError
+from experiments import sync_command
 from experiments.ui import free_port
 
 CLI = [sys.executable, "-c", "from experiments.cli import main; main()"]
@@ -50,6 +52,27 @@ def test_help_is_quick(project_root: Path) -> None:
     assert done.returncode == 0 and "train" in done.stdout
     used = after.children_user - before.children_user + after.children_system
     assert used - before.children_system < 0.5
+
+
+@pytest.mark.parametrize("turned", [True, False], ids=["turned into an error", "plain"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_one_line(
+    eagle3_says: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    signals: None,
+    number: int,
+    turned: bool,
+) -> None:
+    def stopped(root: Path) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            if turned:
+                raise ValueError("of code in C") from None
+            raise
+
+    monkeypatch.setattr(sync_command, "run", stopped)
+    assert eagle3_says("sync") == (130, "stopped; the same command takes up what is finished\n")
 
 
 def test_train_takes_the_flags_of_existing_scripts(project_root: Path) -> None:

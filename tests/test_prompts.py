@@ -87,6 +87,23 @@ def test_a_malformed_line_is_named_by_file_and_number(line: str, rule: str, tmp_
     assert f"{path}:3" in str(caught.value) and rule in str(caught.value)
 
 
+def test_a_file_of_another_systems_editor(tmp_path: Path) -> None:
+    line = json.dumps(OPENAI).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line + b"\r\n")
+    assert len({prompt.id for prompt in read_prompts(tmp_path / "a.jsonl")}) == 1
+
+
+def test_what_a_line_holds_is_shown_without_its_control_characters_and_not_at_length(
+    tmp_path: Path,
+) -> None:
+    for line in (OPENAI | {"a": "\x1b[2J"}, {"x" * 100_000: 1}):
+        text = json.dumps(line, ensure_ascii=False).replace("\\u001b", "\x1b")
+        with pytest.raises(HarnessError) as caught:
+            read_prompts(_lines(tmp_path / "in.jsonl", text))
+        told = str(caught.value)
+        assert told.replace("\n", "").isprintable() and len(told) < 3000
+
+
 def test_half_a_character_in_a_test_prompt_is_named(tmp_path: Path) -> None:
     path = _lines(tmp_path / "m.jsonl", '{"text": "\\ud83d\\ude00"}', '{"text": "\\ud83d"}')
     benchmark = HeldOutPrompts(name="m", path=str(path), key="text")

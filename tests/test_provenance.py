@@ -14,7 +14,7 @@ import pytest
 
 from eagle3.errors import HarnessError
 from eagle3.tracking import JsonlTracker, read_journal
-from experiments import lineage_command, sync_command
+from experiments import lineage_command, sync_command, ui
 from experiments.study.bench import Bench
 from experiments.study.origin import tell_origin
 from experiments.study.store import FACTS
@@ -143,6 +143,13 @@ def test_a_clone_in_which_nothing_has_run_says_so(
     assert lineage_command.NOT_RUN_HERE not in text
 
 
+def test_asking_for_a_run_makes_no_store(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text(LOCK)
+    with pytest.raises(HarnessError, match="nothing here has this origin"):
+        lineage_command.run(tmp_path, "0" * 32, None, as_json=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["dvc.lock"]
+
+
 def test_what_has_no_origin_is_told_what_has(tmp_path: Path) -> None:
     (tmp_path / "dvc.lock").write_text(LOCK)
     with pytest.raises(HarnessError, match=r"a \.json in reports/"):
@@ -167,6 +174,7 @@ def test_a_damaged_store_is_named(
     for act in (
         lambda: sync_command.run(tmp_path),
         lambda: lineage_command.run(tmp_path, "0" * 32, None, as_json=False),
+        *([] if content is None else [lambda: ui.serve(tmp_path, None)]),
     ):
         with pytest.raises(HarnessError, match=rf"store does not answer[\s\S]*{named}"):
             act()

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,21 +92,28 @@ def run(main: Callable[[], None]) -> int:
     return stopped.value.code
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # A shell starts its background jobs with SIGINT ignored; here the handler is what is tested.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_is_one_line(
     project: Path, capsys: pytest.CaptureFixture[str], signals: None, number: int
 ) -> None:
     assert run(lambda: os.kill(os.getpid(), number)) == STOPPED
+    assert capsys.readouterr().err == (
+        "train: stopped; the same command takes up what is finished\n"
+    )
+
+
+def test_a_stop_that_code_in_c_makes_an_error_of_is_one_line(
+    project: Path, capsys: pytest.CaptureFixture[str], signals: None
+) -> None:
+    """As safetensors does, which asks torch for a tensor when the signal comes."""
+
+    def main() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape of object type") from None
+
+    assert run(main) == STOPPED
     assert capsys.readouterr().err == (
         "train: stopped; the same command takes up what is finished\n"
     )
@@ -146,6 +153,48 @@ def test_a_full_disk_is_a_message(project: Path, capsys: pytest.CaptureFixture[s
 
     assert run(unreadable) == 2
     assert capsys.readouterr().err.startswith("train: a file may not be written or read\n")
+
+
+def test_a_disk_that_is_full_when_the_run_ends_is_a_message(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal's last words and the provenance need room too."""
+
+    class Full:
+        def close(self, status: str) -> dict[str, str | None]:
+            Path("/dev/full").write_text("x")
+            return {}
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        stage.trackers.append(Full())  # type: ignore[arg-type]
+        if args.out:
+            args.out.write_text("x")
+
+    for more in ([], ["--out", "/dev/full"]):
+        with pytest.raises(SystemExit) as stopped:
+            run_stage("train", main, arguments, more)
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.startswith("train: no room left on the disk\n")
+    assert not (project / "provenance").exists()
+
+
+def test_a_file_where_a_working_folder_belongs_is_a_message(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".work").write_text("mine")
+
+    def main(stage: Stage, args: argparse.Namespace) -> None:
+        with stage.work({}):
+            pass
+
+    with pytest.raises(SystemExit) as stopped:
+        run_stage("train", main, arguments, [])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"train: a file stands where a folder belongs\n  where: {project / '.work'}\n"
+    )
+    assert (project / ".work").read_text() == "mine"
 
 
 def test_a_device_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,7 +23,10 @@ import os, sys
 from pathlib import Path
 from stages.signals import run_child
 child = "import os, sys, time; print(os.getpid(), flush=True); " + sys.argv[1]
-raise SystemExit(run_child([sys.executable, "-c", child], cwd=Path.cwd(), env=os.environ))
+try:
+    raise SystemExit(run_child([sys.executable, "-c", child], cwd=Path.cwd(), env=os.environ))
+except KeyboardInterrupt:
+    raise SystemExit("stopped")
 """
 SLEEP = "time.sleep(60)"
 PATIENT = """
@@ -43,6 +47,7 @@ def start(root: Path, child: str) -> tuple[subprocess.Popen[str], int]:
         [sys.executable, "-c", PARENT, child],
         cwd=root,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
@@ -115,15 +120,16 @@ def test_a_stage_ends_whose_parent_was_killed_while_it_imported(project_root: Pa
 
 @pytest.mark.parametrize("whole_terminal", [True, False])
 def test_a_child_ends_in_its_own_time(project_root: Path, whole_terminal: bool) -> None:
-    """Ctrl-C goes to both, `kill` to the parent: either way the child's ending is waited for."""
+    """Ctrl-C goes to both, `kill` to the parent: either way the child's ending is waited for, and
+    is a stop, whatever code the child makes of it."""
     parent, _ = start(project_root, PATIENT)
     assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
     if whole_terminal:
         os.killpg(parent.pid, signal.SIGINT)
     else:
         parent.terminate()
-    assert parent.wait() == 7
-    assert parent.stdout.read() == "ended well\n"
+    assert parent.stdout.read() == "ended well\nstopped\n"
+    assert parent.wait() == 1
 
 
 def test_a_copy_to_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -142,9 +148,36 @@ def test_a_copy_to_a_full_disk_is_named(tmp_path: Path) -> None:
     assert trouble_with_disk(shutil.Error("something else\nin two lines")) is None
 
 
+def test_a_database_on_a_full_disk_is_named() -> None:
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as database,
+        pytest.raises(sqlite3.OperationalError) as caught,
+    ):
+        database.execute("PRAGMA max_page_count = 1")
+        database.execute("CREATE TABLE a (b)")
+    wrapped = RuntimeError("an exception is raised during the commit")
+    wrapped.__cause__ = caught.value
+    for error in (caught.value, wrapped):
+        told = str(trouble_with_disk(error))
+        assert told.startswith("no room left on the disk") and "database or disk is full" in told
+
+
 def test_a_path_that_is_too_long_is_named() -> None:
     with pytest.raises(OSError) as caught:
         Path("x" * 5000).is_file()
     told = str(trouble_with_disk(caught.value))
     assert told.startswith("a path is longer than the file system takes\n  where: xxx")
     assert "fix: correct the path" in told and len(told) < 700
+
+
+@pytest.mark.parametrize("below", ["", "tracking/run"])
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, below: str) -> None:
+    file = tmp_path / ".work"
+    file.write_text("mine")
+    with pytest.raises(OSError) as caught:
+        (file / below).mkdir(parents=True, exist_ok=True)
+    told = str(trouble_with_disk(caught.value))
+    assert told.startswith(f"a file stands where a folder belongs\n  where: {file}\n")
+    with pytest.raises(FileExistsError) as caught:
+        tmp_path.mkdir()  # a folder is there: no trouble of this kind
+    assert trouble_with_disk(caught.value) is None

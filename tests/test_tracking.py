@@ -20,7 +20,14 @@ from experiments import sync_command
 from stages import sending, tracking
 from stages.provenance import ORIGIN_FILE
 from stages.sending import Sender, State, lock_journal
-from stages.tracking import MlflowTracker, Store, journal_root, replay, resolve_store
+from stages.tracking import (
+    MlflowTracker,
+    Store,
+    closing,
+    journal_root,
+    replay,
+    resolve_store,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -310,6 +317,19 @@ def test_a_finished_run_is_not_taken_up(tmp_path: Path) -> None:
     fresh = tracking._take_up(dead, folder, "r", True)
     assert fresh.journal != state.journal
     assert [p.name for p in journals.glob("k-*/")] == [f"k-{state.journal[:8]}"]
+
+
+def test_a_second_stop_does_not_tear_the_end_of_a_run(signals: None) -> None:
+    class Slow:
+        def close(self, status: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.status = status
+
+    tracker = Slow()
+    with pytest.raises(KeyboardInterrupt), closing(tracker):  # type: ignore[type-var]
+        raise KeyboardInterrupt
+    assert tracker.status == "KILLED"
 
 
 def test_one_process_at_a_time_writes_a_journal(tmp_path: Path) -> None:

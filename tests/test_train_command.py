@@ -14,7 +14,7 @@ from eagle3.formats.vocab_arrays import read_arrays
 from eagle3.shard_writer import ShardWriter
 from eagle3.verifier import VerifierSpec
 from experiments import train_command
-from experiments.training_data import input_digests
+from experiments.training_data import head_kept_for_resuming, input_digests
 
 SIZE = 6
 TARGETS = [1, 2, 5]
@@ -132,6 +132,19 @@ def test_what_is_refused(project: Path, tiny_verifier: Path) -> None:
     refused("is a file", tiny_verifier, mine, project / "full" / "thesis.tex")
     refused("lies under a file", tiny_verifier, mine, project / "full" / "thesis.tex" / "out")
     assert (project / "full" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_head_stays_only_for_a_training_to_take_up(tmp_path: Path, begun: bool) -> None:
+    """Of a large verifier it has gigabytes: half of one, too, on a disk that is full."""
+    if begun:
+        (tmp_path / "state-00000004").mkdir()
+    for name in ("head.safetensors", "head.safetensors.part"):
+        (tmp_path / name).touch()
+    with pytest.raises(OSError), head_kept_for_resuming(tmp_path):
+        raise OSError("full")
+    assert (tmp_path / "head.safetensors").exists() == begun
+    assert begun or not list(tmp_path.iterdir())
 
 
 def test_other_inputs_are_other_work(project: Path, tiny_verifier: Path) -> None:

@@ -286,11 +286,14 @@ def test_lineage_by_every_name(project: Path) -> None:
     assert lineage.find("tau.a").value == 6.0
     run = lineage.find("01234567")
     assert (run.kind, run.entry.name) == ("run", "train@a")
-    assert lineage.find("checkpoints/a/model.safetensors").entry.name == "train@a"
+    for asked in ("checkpoints/a/model.safetensors", "tests/../checkpoints/a"):
+        assert lineage.find(asked).entry.name == "train@a"
     # A part of the key that is a stage's name leads there.
     assert lineage.find("seconds.train@a").entry.name == "train@a"
     with pytest.raises(HarnessError, match="nothing here has this origin"):
         lineage.find("0000000000")
+    with pytest.raises(HarnessError, match="nothing here has this origin"):
+        lineage.find("checkpoints/a/my notes.txt")  # DVC's list of the folder does not have it
 
 
 def test_what_is_printed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,26 @@ def test_a_working_folder_is_for_one_process(tmp_path: Path) -> None:
     assert list((tmp_path / ".work").iterdir()) == []
 
 
+def test_one_process_at_a_time_works_for_an_output(tmp_path: Path) -> None:
+    """Whatever the settings: the second would replace what the first has just made."""
+    out = tmp_path / "drafter"
+    with pytest.raises(OSError), work_folder(tmp_path, "train", {"lr": 1}, output=out) as folder:
+        (folder / "kept").touch()
+        with (
+            pytest.raises(HarnessError, match=rf"running already\n  where: {out}"),
+            work_folder(tmp_path, "train", {"lr": 2}, output=out),
+        ):
+            pass
+        with work_folder(tmp_path, "train", {"lr": 2}, output=tmp_path / "other"):
+            pass
+        raise OSError("killed")
+    with work_folder(tmp_path, "train", {"lr": 2}, output=out) as other:
+        assert other != folder
+    with work_folder(tmp_path, "train", {"lr": 1}, output=out) as again:
+        assert (again / "kept").exists()
+    assert list((tmp_path / ".work").iterdir()) == []
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_lock_deleted_before_it_is_ours_locks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool

@@ -46,15 +46,13 @@ def study(
         return
     from experiments.study.run import run_study
 
-    _stoppable(
-        lambda: run_study(
-            project_root(),
-            name=name,
-            storage=storage,
-            finetune_from=finetune_from,
-            workers=workers,
-            with_comparison=compare,
-        )
+    run_study(
+        project_root(),
+        name=name,
+        storage=storage,
+        finetune_from=finetune_from,
+        workers=workers,
+        with_comparison=compare,
     )
 
 
@@ -69,15 +67,13 @@ def work(
     """One worker of a study that another process has begun."""
     from experiments.study.run import run_worker
 
-    _stoppable(
-        lambda: run_worker(
-            project_root(),
-            name=name,
-            storage=storage,
-            finetune_from=finetune_from,
-            queue=queue,
-            seconds=seconds,
-        )
+    run_worker(
+        project_root(),
+        name=name,
+        storage=storage,
+        finetune_from=finetune_from,
+        queue=queue,
+        seconds=seconds,
     )
 
 
@@ -86,7 +82,7 @@ def aa(storage: Storage = None, workers: Workers = 1) -> None:
     """Calibrate the comparison on equal recipes. Writes reports/aa_test.json."""
     from experiments.study.calibration import run_aa
 
-    _stoppable(lambda: run_aa(project_root(), storage=storage, workers=workers))
+    run_aa(project_root(), storage=storage, workers=workers)
 
 
 @study_app.command()
@@ -94,7 +90,7 @@ def crossover(storage: Storage = None, workers: Workers = 1) -> None:
     """Map τ against training tokens, by sibling. Writes reports/crossover.json."""
     from experiments.study.crossover import run_crossover
 
-    _stoppable(lambda: run_crossover(project_root(), storage=storage, workers=workers))
+    run_crossover(project_root(), storage=storage, workers=workers)
 
 
 def scaling(
@@ -107,7 +103,7 @@ def scaling(
     """Say what more data would bring. Trains on parts of it; writes reports/scaling.json."""
     from experiments.study.scaling import run_scaling
 
-    _stoppable(lambda: run_scaling(project_root(), storage=storage, workers=workers, target=target))
+    run_scaling(project_root(), storage=storage, workers=workers, target=target)
 
 
 def promote(
@@ -124,13 +120,3 @@ def promote(
     from experiments.study.promote import promote as write
 
     write(project_root(), name=name, storage=storage, arms=arm, keep_budget=keep_budget)
-
-
-def _stoppable(act) -> None:  # type: ignore[no-untyped-def]
-    from stages.signals import STOPPED
-
-    try:
-        act()
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
-        raise typer.Exit(STOPPED) from None

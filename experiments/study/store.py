@@ -29,7 +29,6 @@ Slot = tuple[Mapping[str, Any], Mapping[str, Any]]  # parameters that are given,
 FILE = "studies.db"
 FACTS, SLOT = "facts", "slot"
 SILENT = 4  # heartbeats missed before a worker is taken for dead
-RETRIES = 3
 LOCK = 0x6561_676C_6533  # the advisory lock's name among others of the same server
 POSTGRES = ("postgresql", "postgres")
 
@@ -39,6 +38,9 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 warnings.filterwarnings("ignore", message="Some regimes for parameter")
 # Workers here keep their own hearts beating: see `alive`.
 warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")
+
+# However often its workers were stopped or killed: a result never lacks a slot.
+AGAIN = RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)
 
 
 def store_url(root: Path, wanted: str | None) -> str:
@@ -95,9 +97,7 @@ def open_store(url: str, heartbeat: int) -> RDBStorage:
                 engine_kwargs={"connect_args": wait, "pool_pre_ping": True},
                 heartbeat_interval=heartbeat,
                 grace_period=SILENT * heartbeat,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(
-                    max_retry=RETRIES, inherit_intermediate_values=True
-                ),
+                heartbeat_stale_trial_callback=AGAIN,
             )
     except HarnessError:
         raise
@@ -218,7 +218,7 @@ def hand_back(study: optuna.Study, trial: optuna.Trial, url: str) -> None:
         frozen = study.get_trials(deepcopy=True)[trial.number]
         if frozen.state == TrialState.RUNNING:
             study.tell(trial, state=TrialState.FAIL)
-            RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)(study, frozen)
+            AGAIN(study, frozen)
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, value: float | None, state: TrialState) -> bool:

@@ -18,6 +18,7 @@ from eagle3.arm import first_drafter, init_digest
 from eagle3.dataset import Document
 from eagle3.drafter import Drafter
 from eagle3.errors import HarnessError
+from eagle3.finite import LossNotFinite
 from eagle3.machine import keep_freed_memory
 from eagle3.replay import replay
 from eagle3.tracking import Tracker
@@ -76,7 +77,7 @@ def train_once(
                 tracker=tracker,
                 on_step=on_step,
             )
-        except (GivenUp, HarnessError) as error:  # ended for good: nothing to take up
+        except (GivenUp, LossNotFinite) as error:  # ended for good: nothing to take up
             ended = error
     if ended is not None:
         raise ended

@@ -26,7 +26,6 @@ from experiments.study.store import alive, claim, hand_back, running, tell
 from experiments.study.tracking import PARENT, child_run
 from experiments.study.training import GivenUp
 from stages import notes
-from stages.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ def work_through(place: Place, kinds: Sequence[Kind], listener: Listener) -> Non
     Raises:
         KeyboardInterrupt: the slot at work was put back.
     """
-    stop_on_signals()
     while not place.over:
         for kind in sorted(kinds, key=_waiting, reverse=True):
             trial = claim(kind.study, place.storage, place.url)

@@ -11,10 +11,12 @@ import optuna
 import pytest
 
 from eagle3.errors import HarnessError
+from eagle3.finite import LossNotFinite
 from eagle3.report.data import ReportData
 from eagle3.report.scaling import scaling as draw_scaling
 from eagle3.seed_statistics import Components, power
-from experiments.study import calibration, crossover, scaling
+from eagle3.tracking import NullTracker
+from experiments.study import calibration, crossover, scaling, training
 from experiments.study.bench import Bench
 from experiments.study.fixed import Fixed
 from stages.params import read_yaml
@@ -36,6 +38,25 @@ def test_calibration(project: Path) -> None:
     trials = study_of(project, name).trials
     assert found["tau_by_seed"] == pytest.approx([trial.value for trial in trials])
     assert len({trial.value for trial in trials}) > 1  # seeds differ
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(HarnessError("the training state could not be saved"), True), (LossNotFinite("inf"), False)],
+)
+def test_a_training_that_a_full_disk_ended_is_taken_up(
+    project: Path, monkeypatch: pytest.MonkeyPatch, error: HarnessError, kept: bool
+) -> None:
+    def ended(*args: object, work: Path, **named: object) -> None:
+        (work / "state-00000004").mkdir()
+        raise error
+
+    monkeypatch.setattr(training, "train", ended)
+    bench = Bench(project)
+    arm = bench.arm("scratch")
+    with pytest.raises(type(error)):
+        training.train_once(bench, arm, arm.settings({}), seed=1, tokens=100, tracker=NullTracker())
+    assert bool(list((project / ".work").glob("*/state-*"))) == kept
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,18 @@ def test_a_slot_taken_over_is_not_told_twice(project: Path) -> None:
     work.work_through(place, [again], Quiet())
     states = [t.state for t in again.study.trials]
     assert states == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+def test_a_slot_whose_workers_are_killed_again_and_again_is_kept(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/killed.db"
+    storage = store.open_store(url, 15)
+    study = store.open_study(storage, url, "x", {}, [({}, {"seed": 7})])
+    for _ in range(6):
+        assert store.claim(study, storage, url) is not None
+        with contextlib.closing(sqlite3.connect(tmp_path / "killed.db")) as database, database:
+            database.execute("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+    trial = store.claim(study, storage, url)
+    assert trial is not None and trial.user_attrs == {SLOT: 0, "seed": 7}
 
 
 def test_a_fresh_store_met_by_several(tmp_path: Path, project_root: Path) -> None:
