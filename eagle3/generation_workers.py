@@ -30,14 +30,15 @@ class Generation:
     """A verifier that generates, loaded when it is first needed; a context manager.
 
     Args:
-        workers: processes; 1 works in this one. Each holds the model once more.
+        workers: processes on a CPU, each of which holds the model; 1 works in this one, as other
+            devices than a CPU always do.
     """
 
     def __init__(
         self, spec: VerifierSpec, dtype: torch.dtype, device: str, *, workers: int
     ) -> None:
         self._source = (spec, dtype, device)
-        self._count = workers
+        self._count = workers if device == "cpu" else 1
         self._model: Any = None
         self._workers: list[_Worker] = []
 

@@ -45,7 +45,7 @@ class RegenerateSettings(Settings):
         tail: unsupervised tokens after the end of dev and test responses, for drafts that engines
             count before they cut.
         keep_given: training conversations that already have answers keep them.
-        workers: processes that share threads and slots (`eagle3.generation_workers`); 1 on a GPU.
+        workers: processes on a CPU, which share threads and slots (`eagle3.generation_workers`).
         slots: sequences that run at once.
         wave: most prompts that a killed run may have to redo.
     """

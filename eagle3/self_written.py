@@ -56,7 +56,7 @@ class Writing(Settings):
 
     Attributes:
         min_characters: shorter ones are dropped.
-        workers: processes that share threads and slots (`eagle3.generation_workers`); 1 on a GPU.
+        workers: processes on a CPU, which share threads and slots (`eagle3.generation_workers`).
         slots: sequences that run at once.
     """
 
