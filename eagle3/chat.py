@@ -189,6 +189,9 @@ def user_opening(tokenizer: Any, system: str | None) -> tuple[str, str]:
 
     Args:
         system: a system prompt, or None for the template's default.
+
+    Raises:
+        HarnessError: the text does not come out as it went in, or nothing comes out.
     """
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": MARK})
@@ -201,7 +204,7 @@ def user_opening(tokenizer: Any, system: str | None) -> tuple[str, str]:
             where="the tokenizer's chat template",
             rule="the user's message stands in the rendering as it is",
             got=repr(text[:80]),
-            fix="give prompts in a file instead of having the verifier write them",
+            fix="a template that does; it is beside the verifier's tokenizer",
         )
     return before, after
 
@@ -237,7 +240,14 @@ def _refusals_named(messages: Sequence[Message]) -> Iterator[None]:
 
     try:
         yield
-    except (TemplateError, TypeError, ValueError, LookupError) as error:
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         roles = [str(message.get("role")) for message in messages]
         first = next((str(m.get("content")) for m in messages), "")
         raise HarnessError(

@@ -209,6 +209,15 @@ def is_dev(prompt_id: str, share: float) -> bool:
     return int(prompt_id[:12], 16) < share * 16**12
 
 
+def dev_and_train(prompts: Iterable[Prompt], dev_share: float) -> tuple[list[Prompt], list[Prompt]]:
+    """Dev and training prompts, by their question: its other answers stay on the same side."""
+    dev: list[Prompt] = []
+    train: list[Prompt] = []
+    for prompt in prompts:
+        (dev if is_dev(prompt.question().id, dev_share) else train).append(prompt)
+    return dev, train
+
+
 def write_prompts(path: Path, prompts: Iterable[Prompt], split: str) -> None:
     """Writes `{id, messages, source, split}` lines, sorted by id."""
     lines = [

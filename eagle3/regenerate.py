@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from tqdm import tqdm
 
-from eagle3.chat import encode_conversation, encode_prompt
+from eagle3.chat import encode_conversation, encode_prompt, user_opening
 from eagle3.errors import HarnessError
 from eagle3.generation import Completion, Request, check_fit
 from eagle3.generation_workers import Generation
@@ -94,9 +94,11 @@ def regenerate(
         responses, tokens and endings by split, and `seconds` and `tokens_per_s` of this process.
 
     Raises:
-        HarnessError: no prompts, or one that does not fit the context; before the model is loaded.
+        HarnessError: a chat template that drops or changes what users say, no prompts, or one that
+            does not fit the context; before the model is loaded.
     """
     tokenizer = load_tokenizer(spec)
+    user_opening(tokenizer, None)  # or answers would be to something else than what was asked
     jobs = [
         _plan(spec, tokenizer, split, prompts.get(split, []), settings) for split in settings.splits
     ]

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from eagle3.errors import HarnessError
 from eagle3.prompt_sources import PromptSettings
-from eagle3.prompts import Prompt, distinct, is_dev, read_dataset, read_prompts, write_prompts
+from eagle3.prompts import (
+    Prompt,
+    dev_and_train,
+    distinct,
+    read_dataset,
+    read_prompts,
+    write_prompts,
+)
 from eagle3.verifier import VerifierSpec
 from eagle3.workspace import publish
 from stages.runner import Stage, run_stage
@@ -39,8 +46,7 @@ def main(stage: Stage, args: argparse.Namespace) -> None:
             if settings.source is not None
             else _written(stage, settings, spec, held_out, work)
         )
-        dev = [prompt for prompt in prompts if is_dev(prompt.id, settings.dev_share)]
-        train = [prompt for prompt in prompts if not is_dev(prompt.id, settings.dev_share)]
+        dev, train = dev_and_train(prompts, settings.dev_share)
         if not train or not dev:
             raise HarnessError(
                 "too few prompts for a training and a dev split",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,19 @@ def test_a_prompt_longer_than_the_context_stops_before_the_model_loads(
             spec, prompts, _settings(splits=["dev"]), seed=0, device="cpu", work=tmp_path,
             out=tmp_path / "out",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("template", ["Hello.", "", "{{ messages[0]['content'] | upper }}"])
+def test_a_template_that_loses_what_is_asked_is_refused(
+    tiny_verifier: Path, tmp_path: Path, template: str
+) -> None:
+    """Answers to something else would look like any others."""
+    folder = tmp_path / "verifier"
+    shutil.copytree(tiny_verifier, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(HarnessError, match=r"changes a user's text|no chat template"):
+        _run(VerifierSpec.open(folder), tmp_path / "work", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_given_answers_are_kept_when_asked(tiny_verifier: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from eagle3.packaged import PackagedFile, fetch
 from eagle3.prompt_sources import HeldOutPrompts, PromptSettings
 from eagle3.prompts import (
     Prompt,
+    dev_and_train,
     distinct,
     from_user,
     is_dev,
@@ -144,6 +145,19 @@ def test_split_follows_from_the_id() -> None:
     assert is_dev("3fffffffffffffff", 0.25) and not is_dev("4000000000000000", 0.25)
     ids = [from_user(f"Question {i}", "").id for i in range(4000)]
     assert abs(sum(is_dev(i, 0.1) for i in ids) / 4000 - 0.1) < 0.015
+
+
+def test_answers_to_one_question_are_on_one_side() -> None:
+    asked = [
+        Prompt((("user", f"What is {n}?"), ("assistant", answer)), "file")
+        for n in range(40)
+        for answer in ("A number.", "No idea.")
+    ]
+    dev, train = dev_and_train(asked, 0.5)
+    assert len(dev) + len(train) == 80 and dev and train
+    assert not {p.question().id for p in dev} & {p.question().id for p in train}
+    alone = from_user("What is 3?", "own")
+    assert alone.question().id == alone.id  # so prompts without answers stay where they were
 
 
 def test_distinct_keeps_the_first_and_leaves_out_held_out_ones() -> None:
